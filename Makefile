@@ -1,0 +1,58 @@
+# `make help` lists what there is. Every target makes the virtual environment first, once.
+
+VENV := .venv
+BIN := $(VENV)/bin
+VERL := .venv-verl/bin/python
+INSTALLED := $(VENV)/.installed
+PYTHON ?= $(shell for name in python3 python3.14 python3.13 python3.12 python3.11 python; do \
+	$$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+	&& { echo $$name; break; }; done)
+CONSTRAINTS := $(wildcard constraints.txt)
+
+# Test processes at once; further arguments for pytest and for the benchmarks.
+JOBS ?= 2
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test faults test-verl check bench clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(INSTALLED) ## Make .venv with everything for development
+
+demo: $(INSTALLED) ## Run 64 prompts x 4 rollouts on private servers, then clean up
+	@$(BIN)/rollout demo $(ARGS)
+
+test: $(INSTALLED) ## Run the test suite; a selection: make test ARGS="tests/unit -k lease"
+	@$(BIN)/pytest -n $(JOBS) --dist worksteal --ignore tests/faults $(ARGS)
+
+faults: $(INSTALLED) ## Harm private servers and processes, and check that nothing is lost
+	@$(BIN)/pytest tests/faults $(ARGS)
+
+test-verl: ## Check our batches with verl itself, installed for CPUs into .venv-verl (1.5 GB)
+	@test -x $(VERL) || $(PYTHON) -m venv .venv-verl
+	@$(VERL) -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	@$(VERL) -m pip install --quiet --disable-pip-version-check --no-deps verl==0.9.1
+	@$(VERL) -m pip install --quiet --disable-pip-version-check \
+		--requirement tests/with_verl/requirements.txt --editable .
+	@$(VERL) -m pytest --confcutdir=tests/with_verl tests/with_verl $(ARGS)
+
+check: $(INSTALLED) ## Check style, formatting and types
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/pyright --pythonpath $(BIN)/python
+
+bench: $(INSTALLED) ## Measure this machine and print the table of goals
+	@$(BIN)/rollout bench $(ARGS)
+
+clean: ## Remove the virtual environment and caches
+	rm -rf $(VENV) .venv-verl .pytest_cache .ruff_cache .hypothesis build *.egg-info
+
+$(INSTALLED): pyproject.toml $(CONSTRAINTS)
+	@test -n "$(PYTHON)" || { echo 'Python 3.11 or newer is needed: make PYTHON=/path/to/python3'; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo 'Installing into $(VENV) ...'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		$(addprefix --constraint ,$(CONSTRAINTS)) --editable '.[dev]'
+	@touch $@
