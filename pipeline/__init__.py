@@ -1,0 +1,1 @@
+"""The durable middle: contract, store, queue, services, trainer client and command line."""

@@ -1,0 +1,326 @@
+"""What can go wrong, as two trees and one table.
+
+    PipelineError                 ours is wrong or down; the process reports it
+    ├── ConfigError               a setting or an option cannot work            exit 3
+    ├── InputError                a dataset, a row or an argument is bad        exit 2
+    ├── NotFound                  no run, group or rollout of that name         exit 2
+    ├── StoreUnavailable          Postgres does not answer                      exit 6
+    ├── QueueUnavailable          the broker does not answer                    exit 6
+    ├── ServiceUnavailable        another service does not answer or start      exit 6
+    ├── SchemaOutdated            the database is not migrated                  exit 3
+    ├── Refused                   allowed by no rule; nothing was changed       exit 7
+    ├── WaitTimeout               gave up waiting, and says on what             exit 5
+    ├── MalformedMessage          a message that cannot be decoded
+    ├── StaleCompletion           a completion for a rollout already decided
+    └── IllegalTransition         a move that is not in the transition table
+    RolloutError                  this rollout went wrong; it becomes data
+    ├── ModelError: ModelRateLimit, ModelTransportError, ModelBadRequest, ContextOverflow
+    ├── AgentError, AgentTimeout  raised by agent code; its wall clock ran out
+    ├── PolicyLimit               a budget ran out, in a run that does not score that
+    ├── ToolError                 a tool failed, in a run that does not go on from that
+    ├── SandboxError              the sandbox would not start or died
+    ├── RewardError               the scorer raised or gave no finite number
+    ├── ContractError             an agent or reward returned a wrong shape
+    └── WorkerStopped             a graceful stop handed the attempt back
+
+Authors of agents, tools and rewards raise plain exceptions; `boundary` attributes them, and an
+error that already has a type passes through. Must not: log, retry, or know any service.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from enum import StrEnum
+from types import MappingProxyType
+from typing import NamedTuple
+
+
+class PipelineError(Exception):
+    """Something of ours is wrong or down: what happened, why, and what to do.
+
+    Args:
+        what: One sentence that names the thing.
+        why: The cause, when it is known.
+        remedy: What the reader can do now.
+        code: Stable code that overrides the class's own, such as `E103`.
+    """
+
+    code = "E100"
+    exit_code = 1
+
+    def __init__(self, what: str, *, why: str = "", remedy: str = "", code: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.why = why
+        self.remedy = remedy
+        self.code = code or type(self).code
+
+    def __str__(self) -> str:
+        return " ".join(part for part in (self.what, self.why, self.remedy) if part)
+
+
+class ConfigError(PipelineError):
+    """A setting or an option cannot work."""
+
+    code = "E101"
+    exit_code = 3
+
+
+class SchemaOutdated(ConfigError):
+    """The database's schema is not the one this version needs."""
+
+    code = "E102"
+
+
+class InputError(PipelineError):
+    """A dataset, a row or an argument is bad."""
+
+    code = "E110"
+    exit_code = 2
+
+
+class NotFound(PipelineError):
+    """No run, group or rollout of that name."""
+
+    code = "E120"
+    exit_code = 2
+
+
+class Refused(PipelineError):
+    """Allowed by no rule; nothing was changed."""
+
+    code = "E130"
+    exit_code = 7
+
+
+class WaitTimeout(PipelineError):
+    """Gave up waiting, and says on what."""
+
+    code = "E140"
+    exit_code = 5
+
+
+class ServiceUnavailable(PipelineError):
+    """A service does not answer or would not start."""
+
+    code = "E200"
+    exit_code = 6
+
+
+class QueueUnavailable(ServiceUnavailable):
+    """The broker does not answer."""
+
+    code = "E201"
+
+
+class StoreUnavailable(ServiceUnavailable):
+    """Postgres does not answer."""
+
+    code = "E202"
+
+
+class MalformedMessage(PipelineError):
+    """A message that cannot be decoded, or names a schema of the future."""
+
+    code = "E301"
+
+
+class StaleCompletion(PipelineError):
+    """A completion for a rollout whose outcome is already decided."""
+
+    code = "E302"
+
+
+class IllegalTransition(PipelineError):
+    """A move that is not in the transition table."""
+
+    code = "E303"
+
+
+class ErrorClass(StrEnum):
+    """Which boundary a rollout's error crossed; the key of the error table."""
+
+    MODEL_RATE_LIMIT = "model_rate_limit"
+    MODEL_TRANSPORT = "model_transport"
+    MODEL_BAD_REQUEST = "model_bad_request"
+    CONTEXT_OVERFLOW = "context_overflow"
+    POLICY_LIMIT = "policy_limit"
+    AGENT_TIMEOUT = "agent_timeout"
+    TOOL_ERROR = "tool_error"
+    SANDBOX = "sandbox"
+    REWARD_ERROR = "reward_error"
+    WORKER_LOST = "worker_lost"
+    WORKER_STOPPED = "worker_stopped"
+    AGENT_BUG = "agent_bug"
+    CONTRACT = "contract"
+    POISON = "poison"
+
+
+class RolloutError(Exception):
+    """This rollout went wrong; the error becomes part of its record.
+
+    Args:
+        message: What happened, for a person.
+        code: Stable finer code within the class, such as `http_400`.
+        retry_after_s: Seconds the other side asked us to wait, if it did.
+    """
+
+    error_class = ErrorClass.AGENT_BUG
+    code = "error"
+
+    def __init__(self, message: str, *, code: str = "", retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.code = code or type(self).code
+        self.retry_after_s = retry_after_s
+
+
+class ModelError(RolloutError):
+    """A model call failed."""
+
+    error_class = ErrorClass.MODEL_TRANSPORT
+
+
+class ModelRateLimit(ModelError):
+    """The endpoint asked us to slow down (429) and went on asking past the wait budget."""
+
+    error_class = ErrorClass.MODEL_RATE_LIMIT
+    code = "http_429"
+
+
+class ModelTransportError(ModelError):
+    """5xx, timeout, connection reset: the call may work next time."""
+
+    code = "transport"
+
+
+class ModelBadRequest(ModelError):
+    """4xx or an answer that is no completion: the same call would fail again."""
+
+    error_class = ErrorClass.MODEL_BAD_REQUEST
+    code = "http_400"
+
+
+class ContextOverflow(ModelError):
+    """The prompt no longer fits the model's context window."""
+
+    error_class = ErrorClass.CONTEXT_OVERFLOW
+    code = "context_overflow"
+
+
+class AgentError(RolloutError):
+    """The agent's own code raised."""
+
+    code = "agent_raised"
+
+
+class AgentTimeout(RolloutError):
+    """The wall clock of the agent phase ran out."""
+
+    error_class = ErrorClass.AGENT_TIMEOUT
+    code = "agent_timeout"
+
+
+class PolicyLimit(RolloutError):
+    """A budget ran out or the output could not be parsed, in a run that does not score that."""
+
+    error_class = ErrorClass.POLICY_LIMIT
+    code = "policy_limit"
+
+
+class ToolError(RolloutError):
+    """A call of a tool failed, in a run that does not leave that to the model."""
+
+    error_class = ErrorClass.TOOL_ERROR
+    code = "tool_failed"
+
+
+class SandboxError(RolloutError):
+    """The sandbox would not start, died, or ran out of memory."""
+
+    error_class = ErrorClass.SANDBOX
+    code = "sandbox"
+
+
+class RewardError(RolloutError):
+    """The scorer raised, timed out, or gave no finite number."""
+
+    error_class = ErrorClass.REWARD_ERROR
+    code = "reward_raised"
+
+
+class ContractError(RolloutError):
+    """An agent or a reward returned a wrong shape, or a name is not registered here."""
+
+    error_class = ErrorClass.CONTRACT
+    code = "contract"
+
+
+class WorkerStopped(RolloutError):
+    """A graceful stop handed the attempt back before it was done."""
+
+    error_class = ErrorClass.WORKER_STOPPED
+    code = "worker_stopped"
+
+
+@contextmanager
+def boundary(error_type: type[RolloutError], code: str = "") -> Iterator[None]:
+    """Attribute whatever foreign code raises inside to the boundary it crossed.
+
+    A `RolloutError` passes through unchanged, and so do cancellation and interpreter exits.
+    """
+    try:
+        yield
+    except (RolloutError, asyncio.CancelledError):
+        raise
+    # Broad on purpose: foreign code (agents, tools, rewards) may raise anything, and all of it is
+    # this rollout's error, never the worker's. One of the two places that may (docs/architecture).
+    except Exception as error:
+        raise error_type(f"{type(error).__name__}: {error}", code=code) from error
+
+
+class Action(StrEnum):
+    """What an error does to its rollout."""
+
+    RETRY = "retry"  #: new attempt; uses one of the attempts
+    RETRY_FREE = "retry_free"  #: new attempt; uses none (waits, hand-backs)
+    RETRY_LOST = "retry_lost"  #: new attempt out of the budget for lost workers
+    FAIL = "fail"  #: final; kept as an error rollout with reward NULL
+    SCORE = "score"  #: not an error: what there is gets scored
+    OBSERVE = "observe"  #: told to the model as text
+
+
+class ErrorRule(NamedTuple):
+    """One row of the error table."""
+
+    action: Action
+    final: ErrorClass | None = None  #: class reported when the budget is used up, if another
+
+
+#: The table of docs/architecture.md; each row can be overridden per run (`on_error`).
+ERROR_TABLE: Mapping[ErrorClass, ErrorRule] = MappingProxyType(
+    {
+        ErrorClass.MODEL_RATE_LIMIT: ErrorRule(Action.RETRY_FREE),
+        ErrorClass.MODEL_TRANSPORT: ErrorRule(Action.RETRY),
+        ErrorClass.MODEL_BAD_REQUEST: ErrorRule(Action.FAIL),
+        ErrorClass.CONTEXT_OVERFLOW: ErrorRule(Action.SCORE),
+        ErrorClass.POLICY_LIMIT: ErrorRule(Action.SCORE),
+        ErrorClass.AGENT_TIMEOUT: ErrorRule(Action.SCORE),
+        ErrorClass.TOOL_ERROR: ErrorRule(Action.OBSERVE),
+        ErrorClass.SANDBOX: ErrorRule(Action.RETRY),
+        ErrorClass.REWARD_ERROR: ErrorRule(Action.FAIL),
+        ErrorClass.WORKER_LOST: ErrorRule(Action.RETRY_LOST, final=ErrorClass.POISON),
+        ErrorClass.WORKER_STOPPED: ErrorRule(Action.RETRY_FREE),
+        ErrorClass.AGENT_BUG: ErrorRule(Action.RETRY),
+        ErrorClass.CONTRACT: ErrorRule(Action.FAIL),
+        ErrorClass.POISON: ErrorRule(Action.FAIL),
+    }
+)
+
+#: Ends that leave a trajectory worth scoring; a run may ask to fail them instead.
+SCORED_BY_DEFAULT = (
+    ErrorClass.CONTEXT_OVERFLOW,
+    ErrorClass.POLICY_LIMIT,
+    ErrorClass.AGENT_TIMEOUT,
+)

@@ -1,0 +1,182 @@
+"""What a run asks for: agent, tools, reward, model, budgets; frozen when the run is created.
+
+Written by producers, read by dispatcher and collector. Only names of agents, tools and rewards:
+code lives with the workers. Must not hold a secret.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from pipeline.contract.errors import SCORED_BY_DEFAULT, Action, ErrorClass
+from pipeline.contract.rollout import RunPurpose
+
+SLUG = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+
+#: What a run may ask for instead of the table's action, per class that a worker reports.
+_OVERRIDABLE = frozenset({Action.RETRY, Action.RETRY_FREE, Action.FAIL, Action.SCORE})
+#: Only budgets and clocks leave a trajectory that can be scored.
+_SCORABLE = frozenset(SCORED_BY_DEFAULT)
+#: Agents that leave a verdict of their own: that of the task's tests.
+_JUDGED_BY_THEMSELVES = frozenset({"coding", "swe"})
+
+
+def _default_reward(given: dict[str, Any]) -> str | None:
+    return None if given.get("agent") in _JUDGED_BY_THEMSELVES else "exact_match"
+
+
+class AttemptLimits(BaseModel):
+    """What one attempt may use; reaching one is a stop reason, not an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_steps: int | None = Field(
+        default=None,
+        ge=1,
+        description="Steps of a trajectory: turns, tool results; None: as many as the agent's own.",
+    )
+    max_tokens: int = Field(default=512, ge=1, description="Tokens of one model response.")
+    timeout_s: float = Field(default=600.0, gt=0, description="Wall clock of the agent phase.")
+    reward_timeout_s: float = Field(default=60.0, gt=0, description="Wall clock of one scoring.")
+
+
+class RunConfig(BaseModel):
+    """The configuration of a run."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    purpose: RunPurpose = RunPurpose.TRAIN
+    agent: str = Field(default="single_turn", description="Registered name of the agent.")
+    agent_config: dict[str, Any] = {}
+    tools: tuple[str, ...] = ()
+    tools_config: dict[str, dict[str, Any]] = {}
+    reward: str | None = Field(
+        default_factory=_default_reward,
+        description="Registered name; None: the agent's own verdict, if it leaves one. "
+        "Default: exact_match; None for coding and swe.",
+    )
+    reward_config: dict[str, Any] = {}
+    model: str | None = Field(default=None, description="Model name; None: the worker's default.")
+    base_url: str | None = Field(default=None, description="Endpoint; workers must allow it.")
+    sampling: dict[str, Any] = Field(
+        default={}, description="Sampling parameters sent with each call."
+    )
+    n: int = Field(default=1, ge=1, le=1024, description="Rollouts asked of each prompt.")
+    n_min: int | None = Field(
+        default=None,
+        ge=0,
+        description="Usable rollouts a group needs; None: two, or n where n is one.",
+    )
+    group_policy: Literal["partial", "full", "fail_run"] = Field(
+        default="partial",
+        description="`partial`: a group is ready with n_min usable rollouts; `full`: with n; "
+        "`fail_run`: the run pauses as soon as a group cannot have n any more.",
+    )
+    oversample: int = Field(
+        default=0,
+        ge=0,
+        le=1024,
+        description="Rollouts beyond n per prompt; the group is ready with the first n usable.",
+    )
+    replacements: int = Field(
+        default=0,
+        ge=0,
+        le=1024,
+        description="Rollouts that may be added to a group in the place of failed ones.",
+    )
+    group_deadline_s: float | None = Field(
+        default=None,
+        gt=0,
+        description="Time from a group's first dispatch; then it is ready or dropped as it is.",
+    )
+    limits: AttemptLimits = AttemptLimits()
+    max_attempts: int = Field(default=3, ge=1, description="Executions that count, per rollout.")
+    max_lost: int = Field(default=3, ge=1, description="Workers that may die with it: then poison.")
+    backoff_base_s: float = Field(default=1.0, ge=0, description="First wait before a new attempt.")
+    backoff_max_s: float = Field(
+        default=60.0, ge=0, description="Longest wait before a new attempt."
+    )
+    on_error: dict[ErrorClass, Action] = Field(
+        default={}, description="Rows of the error table to change."
+    )
+    max_error_rate: float | None = Field(
+        default=None, ge=0, le=1, description="Share of failed rollouts at which the run pauses."
+    )
+    priority: int = Field(default=0, ge=-100, le=100, description="Higher runs' rollouts go first.")
+    queue: str = Field(
+        default="rollouts", description="Broker queue of the workers that may run it."
+    )
+    weight: float = Field(default=1.0, gt=0, description="Share of limits where runs contend.")
+    max_in_flight: int | None = Field(
+        default=None, ge=1, description="Attempts out at once; None: all."
+    )
+
+    @field_validator("on_error")
+    @classmethod
+    def _check_actions(cls, value: dict[ErrorClass, Action]) -> dict[ErrorClass, Action]:
+        for error_class, action in value.items():
+            if action not in _OVERRIDABLE:
+                raise ValueError(f"{error_class} cannot be handled by {action!r}")
+            if action is Action.SCORE and error_class not in _SCORABLE:
+                # An infrastructure failure is never a sample.
+                raise ValueError(f"{error_class} leaves nothing to score: use retry or fail")
+        return value
+
+    @field_validator("base_url")
+    @classmethod
+    def _check_base_url(cls, value: str | None) -> str | None:
+        if value is not None and "@" in urlsplit(value).netloc:
+            # Configurations are stored and shown, and travel in every request.
+            raise ValueError("a base URL carries no credentials: keys are the worker's own")
+        return value
+
+    @model_validator(mode="after")
+    def _check_group_size(self) -> RunConfig:
+        if self.n_min is not None and self.n_min > self.n:
+            raise ValueError(f"n_min={self.n_min} asks for more usable rollouts than n={self.n}")
+        if self.n_min not in (None, self.n) and self.group_policy != "partial":
+            raise ValueError(f"n_min={self.n_min} goes with the group policy `partial` only")
+        return self
+
+    @classmethod
+    def stored(cls, data: Mapping[str, Any]) -> RunConfig:
+        """Read a configuration from the store; what this version no longer knows is left out."""
+        return cls.model_validate({key: data[key] for key in cls.model_fields if key in data})
+
+    @property
+    def usable_min(self) -> int:
+        """Usable rollouts without which a group is dropped."""
+        if self.group_policy != "partial":
+            return self.n
+        return self.n_min if self.n_min is not None else min(2, self.n)
+
+    @property
+    def rollouts_per_prompt(self) -> int:
+        """Rollouts that are enqueued for each prompt."""
+        return self.n + self.oversample
+
+    def digest(self) -> str:
+        """Return a fingerprint: two runs with the same one ask for the same thing."""
+        # Sorted: a configuration that comes out of the store has its keys in another order.
+        asked = json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        return hashlib.sha256(asked.encode()).hexdigest()[:16]
+
+
+def check_slug(slug: str) -> str:
+    """Return the slug if it can name a run; it becomes part of ids, file names and labels."""
+    if not SLUG.fullmatch(slug):
+        raise ValueError(
+            f"{slug!r} cannot name a run: use 1-63 of a-z, 0-9, '.', '_', '-', "
+            "beginning with a letter or digit"
+        )
+    return slug
+
+
+Slug = Annotated[str, Field(pattern=SLUG.pattern)]

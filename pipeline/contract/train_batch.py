@@ -1,0 +1,147 @@
+"""What a trainer asks for and gets: batch spec, groups with their rollouts, reasons for waiting.
+
+Used by the trainer client and the command line. Must not: touch the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+from uuid import UUID
+
+from pipeline.contract.errors import PipelineError
+from pipeline.contract.trajectory import TrajectoryRecord, unpack_record
+
+
+@dataclass(frozen=True)
+class BatchSpec:
+    """What one trainer step wants.
+
+    Args:
+        groups: Groups in a batch.
+        min_group_size: Usable rollouts a group must have; never more than were asked of it.
+        require_full_groups: Leave groups with an error rollout where they are.
+    """
+
+    groups: int = 16
+    min_group_size: int = 2
+    require_full_groups: bool = False
+
+    def __post_init__(self) -> None:
+        if self.groups < 1 or self.min_group_size < 1:
+            raise ValueError("groups and min_group_size must be at least 1")
+
+
+@dataclass(frozen=True)
+class TrainRollout:
+    """A succeeded rollout of a train batch; its trajectory is unpacked when first read."""
+
+    rollout_id: UUID
+    rollout_index: int
+    reward: float | None
+    stop_reason: str | None
+    attempt_no: int
+    body: bytes = field(repr=False)
+    codec: str = "zstd+json"
+    version_min: int | None = None
+    version_max: int | None = None
+
+    @cached_property
+    def record(self) -> TrajectoryRecord:
+        """The stored trajectory."""
+        return unpack_record(self.body, self.codec)
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The conversation in the OpenAI format."""
+        return self.record.messages
+
+
+@dataclass(frozen=True)
+class TrainGroup:
+    """A complete group: one prompt and its usable rollouts, by index."""
+
+    group_id: UUID
+    group_no: int
+    n_target: int
+    prompt: dict[str, Any]
+    rollouts: tuple[TrainRollout, ...]
+    reward_mean: float | None
+    reward_std: float | None
+
+
+@dataclass(frozen=True)
+class TrainBatch:
+    """What one `(run, consumer, step)` leased; pulled again, it is the same, in the same order."""
+
+    run: str
+    consumer: str
+    step: int
+    groups: tuple[TrainGroup, ...]
+    replayed: bool
+
+    def rollouts(self) -> Iterator[TrainRollout]:
+        """Yield all rollouts, group by group."""
+        for group in self.groups:
+            yield from group.rollouts
+
+
+@dataclass(frozen=True)
+class PipelineStats:
+    """How far a run is; counts by state, and what it waits for."""
+
+    run: str
+    state: str
+    groups: dict[str, int]
+    rollouts: dict[str, int]
+    errors: dict[str, int]
+    drops: dict[str, int]
+    oldest_running_s: float | None
+    live_workers: int
+    waits: tuple[str, ...]
+
+    @property
+    def drained(self) -> bool:
+        """Whether no further group can become ready."""
+        return self.state in ("finished", "cancelled") and not self.groups["ready"]
+
+
+@dataclass(frozen=True)
+class ResumeInfo:
+    """Where a trainer continues after a restart.
+
+    `replay` lists steps that were pulled but not committed: pulling them gives the same batches.
+    """
+
+    committed_step: int | None
+    next_step: int
+    replay: tuple[int, ...]
+
+
+class NotReady(PipelineError):
+    """No batch yet; `stats` says why."""
+
+    code = "E141"
+    exit_code = 5
+
+    def __init__(self, stats: PipelineStats, *, wanted: int) -> None:
+        what = (
+            f"Run {stats.run} has no further groups: all are consumed or dropped."
+            if stats.drained
+            else f"Run {stats.run} has {stats.groups['ready']} of {wanted} groups ready."
+        )
+        super().__init__(what, why=" ".join(stats.waits), remedy=_remedy(stats))
+        self.stats = stats
+
+    @property
+    def drained(self) -> bool:
+        """Whether waiting longer is of no use."""
+        return self.stats.drained
+
+
+def _remedy(stats: PipelineStats) -> str:
+    if stats.drained:
+        return "Enqueue more prompts, or stop training."
+    return f"See: rollout status {stats.run}"

@@ -1,0 +1,107 @@
+"""The record of an attempt as it is stored and handed to trainers.
+
+Built by the worker (`workers/records.py`), compressed there, stored as bytes, read by trainers and
+the command line. Must not: know agents, tools or the database.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+import zstandard
+from pydantic import BaseModel, ConfigDict
+
+from pipeline.contract.errors import MalformedMessage
+
+#: A body that grows beyond this when unpacked is refused: a forged frame must not eat the memory.
+MAX_BODY_BYTES = 512 * 1024 * 1024
+
+
+class ModelCall(BaseModel):
+    """One model call of an attempt, with what the server said about its tokens."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    sequence: int
+    model: str | None = None
+    finish_reason: str | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    latency_ms: float | None = None
+    policy_version: int | None = None
+    prompt_token_ids: list[int] | None = None
+    completion_token_ids: list[int] | None = None
+    logprobs: list[float] | None = None
+
+
+class TrajectoryRecord(BaseModel):
+    """What an attempt did.
+
+    `messages` is the conversation in the OpenAI format; `steps` are the agent library's own steps
+    as dicts; `tools` counts calls and errors by tool name.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    messages: list[dict[str, Any]] = []
+    steps: list[dict[str, Any]] = []
+    calls: list[ModelCall] = []
+    tools: dict[str, dict[str, int]] = {}
+    metadata: dict[str, Any] = {}
+
+
+def pack_record(
+    record: TrajectoryRecord, *, redact: Callable[[bytes], bytes] = lambda data: data
+) -> bytes:
+    """Compress a record to the bytes that are sent and stored (codec `zstd+json`).
+
+    Args:
+        record: What an attempt did; lone surrogates and integers of any size are kept.
+        redact: Takes secrets out of its JSON.
+
+    Raises:
+        TypeError: Something in it is no JSON value.
+    """
+    return zstandard.compress(redact(dump_json(record.model_dump())), 3)
+
+
+def unpack_record(body: bytes, codec: str = "zstd+json") -> TrajectoryRecord:
+    """Read a stored body.
+
+    Raises:
+        MalformedMessage: The bytes are not a record of this codec.
+    """
+    if codec != "zstd+json":
+        raise MalformedMessage(f"A trajectory has the unknown codec {codec!r}.")
+    try:
+        size = zstandard.frame_content_size(body)
+        if size > MAX_BODY_BYTES:
+            raise MalformedMessage(f"A trajectory would unpack to {size} bytes.")
+        raw = zstandard.ZstdDecompressor().decompress(body, max_output_size=MAX_BODY_BYTES)
+        return TrajectoryRecord.model_validate(_load(raw))
+    except (zstandard.ZstdError, ValueError) as error:
+        raise MalformedMessage("A trajectory could not be unpacked.", why=str(error)) from error
+
+
+def dump_json(document: Any) -> bytes:
+    """Return a document as JSON on one line, whatever text it holds.
+
+    Raises:
+        TypeError: Something in it is no JSON value.
+    """
+    try:
+        return orjson.dumps(document)
+    except TypeError:
+        # What models write may hold lone surrogates, and tools return integers beyond 64 bits:
+        # orjson takes neither.
+        return json.dumps(document).encode()
+
+
+def _load(raw: bytes) -> Any:
+    try:
+        return orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        return json.loads(raw)

@@ -1,0 +1,223 @@
+"""What a completion does to its rollout: the one owner of retries, as a pure function.
+
+Used by the collector for what workers say, and by the reconciler for what they no longer say.
+Must not: read a clock, a database or the environment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from pipeline.contract.errors import ERROR_TABLE, Action, ErrorClass, StaleCompletion
+from pipeline.contract.messages import Completion
+from pipeline.contract.rollout import (
+    TERMINAL_ROLLOUT_STATES,
+    AttemptState,
+    RolloutState,
+    require_transition,
+)
+from pipeline.contract.run import RunConfig
+
+#: Codes of `worker_lost`. A worker died: with it alone, or with others that are as suspect.
+WORKER_DIED = "worker_died"
+WORKER_DIED_WITH_OTHERS = "worker_died_with_others"
+#: No worker died of it: none ever held it, or the one that did goes on without it.
+NEVER_HELD = "never_held"
+HELD_NO_MORE = "held_no_more"
+
+#: Attempts after which company is no excuse any more.
+_MOST_SPARED = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """What the decision needs to know of a rollout."""
+
+    rollout_id: UUID
+    group_id: UUID
+    run_id: UUID
+    state: RolloutState
+    attempt_no: int
+    attempts_used: int
+    lost_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """Budgets and backoff of a run."""
+
+    max_attempts: int = 3
+    max_lost: int = 3
+    base_s: float = 1.0
+    max_s: float = 60.0
+    on_error: Mapping[ErrorClass, Action] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, config: RunConfig) -> RetryPolicy:
+        """Return the policy a run's configuration asks for."""
+        return cls(
+            max_attempts=config.max_attempts,
+            max_lost=config.max_lost,
+            base_s=config.backoff_base_s,
+            max_s=config.backoff_max_s,
+            on_error=config.on_error,
+        )
+
+    def action_for(self, error_class: ErrorClass) -> Action:
+        """Say what an error of this class does."""
+        return self.on_error.get(error_class, ERROR_TABLE[error_class].action)
+
+    def backoff_s(self, failures: int, *, jitter: float) -> float:
+        """Return the wait before the next attempt: exponential, full jitter, capped."""
+        return min(self.max_s, self.base_s * 2 ** min(failures - 1, 30)) * jitter
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """What happens to a rollout and to the attempt that spoke; `rollout_state` None: nothing."""
+
+    attempt_state: AttemptState
+    rollout_state: RolloutState | None = None
+    attempts_used: int = 0
+    lost_count: int = 0
+    not_before: datetime | None = None
+    error_class: ErrorClass | None = None
+    reason: str = ""
+    dead_letter: bool = False
+
+    @property
+    def retries(self) -> bool:
+        """Whether another attempt follows."""
+        return self.rollout_state is RolloutState.QUEUED
+
+
+def decide_after(
+    rollout: Rollout,
+    completion: Completion,
+    *,
+    policy: RetryPolicy,
+    now: datetime,
+    jitter: float = 1.0,
+) -> Transition:
+    """Say what a completion does to its rollout; reads no clock and no database.
+
+    A success of any attempt wins while the rollout is not terminal. An error of an attempt that is
+    no longer the current one changes nothing: it was counted when the attempt was given up.
+    A wait or a hand-back uses no attempt; an error at `attempts_used == max_attempts` is final.
+
+    Args:
+        rollout: The rollout as stored.
+        completion: What a worker said, or what the reconciler says for it.
+        policy: Budgets and backoff of the run.
+        now: The database's clock.
+        jitter: Uniform in [0, 1); scales the backoff.
+
+    Raises:
+        StaleCompletion: The rollout's outcome is already decided.
+    """
+    if rollout.state in TERMINAL_ROLLOUT_STATES:
+        raise StaleCompletion(
+            f"{completion.label} answered after its rollout was {rollout.state}.",
+            why="Its result is kept for audit and never trained.",
+        )
+    if completion.outcome == "succeeded":
+        return _succeeded(rollout)
+    assert completion.error is not None
+    if completion.attempt_no != rollout.attempt_no or rollout.state is RolloutState.QUEUED:
+        return Transition(AttemptState.SUPERSEDED, reason="late_error")
+    return _after_error(rollout, completion, policy=policy, now=now, jitter=jitter)
+
+
+def _succeeded(rollout: Rollout) -> Transition:
+    require_transition(rollout.state, RolloutState.SUCCEEDED)
+    return Transition(
+        AttemptState.SUCCEEDED,
+        RolloutState.SUCCEEDED,
+        attempts_used=rollout.attempts_used + 1,
+        lost_count=rollout.lost_count,
+    )
+
+
+def _after_error(
+    rollout: Rollout,
+    completion: Completion,
+    *,
+    policy: RetryPolicy,
+    now: datetime,
+    jitter: float,
+) -> Transition:
+    assert completion.error is not None
+    error_class = completion.error.error_class
+    action = policy.action_for(error_class)
+    attempt_state = _ATTEMPT_STATES.get(error_class, AttemptState.FAILED)
+    used, lost = rollout.attempts_used, rollout.lost_count
+    if action is Action.RETRY_LOST:
+        lost += _is_suspect(completion)
+        final = lost >= policy.max_lost
+        failures = max(1, lost)
+        if final and _is_spared(rollout, completion, policy):
+            final, lost = False, rollout.lost_count
+    elif action is Action.RETRY_FREE:
+        final = False
+        # Ten waits in a row reach the cap; the attempt number is what counts them.
+        failures = 1 if error_class is ErrorClass.WORKER_STOPPED else rollout.attempt_no
+    else:
+        used += 1
+        final = action is not Action.RETRY or used >= policy.max_attempts
+        failures = used
+    if final:
+        poison = action is Action.RETRY_LOST
+        require_transition(rollout.state, RolloutState.FAILED)
+        return Transition(
+            attempt_state,
+            RolloutState.FAILED,
+            attempts_used=used,
+            lost_count=lost,
+            error_class=ErrorClass.POISON if poison else error_class,
+            reason=str(ErrorClass.POISON if poison else error_class),
+            dead_letter=poison,
+        )
+    require_transition(rollout.state, RolloutState.QUEUED)
+    wait_s = (
+        0.0
+        if error_class is ErrorClass.WORKER_STOPPED
+        else max(completion.error.retry_after_s or 0.0, policy.backoff_s(failures, jitter=jitter))
+    )
+    return Transition(
+        attempt_state,
+        RolloutState.QUEUED,
+        attempts_used=used,
+        lost_count=lost,
+        not_before=now + timedelta(seconds=wait_s),
+        error_class=error_class,
+        reason=str(error_class),
+    )
+
+
+def _is_suspect(completion: Completion) -> bool:
+    """Say whether the attempt may have killed a worker."""
+    assert completion.error is not None
+    code = completion.error.code
+    if code in (WORKER_DIED, WORKER_DIED_WITH_OTHERS):
+        return True
+    return bool(completion.worker_id) and code not in (NEVER_HELD, HELD_NO_MORE)
+
+
+def _is_spared(rollout: Rollout, completion: Completion, policy: RetryPolicy) -> bool:
+    """Say whether the last chance is given again: one of several killed the worker, and which?
+
+    Each goes its own way after a wait of its own; the culprit kills again, and soon alone.
+    """
+    assert completion.error is not None
+    in_company = completion.error.code == WORKER_DIED_WITH_OTHERS
+    return in_company and policy.max_lost > 1 and rollout.attempt_no < _MOST_SPARED
+
+
+_ATTEMPT_STATES = {
+    ErrorClass.WORKER_LOST: AttemptState.LOST,
+    ErrorClass.AGENT_TIMEOUT: AttemptState.TIMED_OUT,
+    ErrorClass.WORKER_STOPPED: AttemptState.CANCELLED,
+}

@@ -1,0 +1,184 @@
+"""The sections of the settings; every field has a default, a unit and one sentence.
+
+Put together by `pipeline.settings.Settings`. Must not: read files or the environment.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class DatabaseSettings(_Section):
+    """Where the trajectory store is."""
+
+    url: SecretStr | None = Field(
+        default=None, description="PostgreSQL URL; None: a private server under the data directory."
+    )
+    pool_size: int = Field(default=5, ge=1, description="Connections kept open per process.")
+    connect_timeout_s: float = Field(default=10, gt=0, description="Longest wait for a connection.")
+
+
+class BrokerSettings(_Section):
+    """Where messages travel."""
+
+    url: SecretStr | None = Field(
+        default=None,
+        description="redis://, amqp:// or sqs:// URL; None: a private Redis under the data "
+        "directory.",
+    )
+    prefix: str = Field(
+        default="", description="Put before every queue name; separates deployments."
+    )
+    signing_key: SecretStr | None = Field(
+        default=None,
+        description="Shared by all processes: what is not signed with it is refused; None: "
+        "nothing is signed.",
+    )
+    tls_ca_file: Path | None = Field(
+        default=None,
+        description="Certificates that a broker on TLS (rediss://, amqps://) must be signed by; "
+        "None: the system's.",
+    )
+    tls_cert_file: Path | None = Field(
+        default=None, description="Our own certificate, where the broker asks for one."
+    )
+    tls_key_file: Path | None = Field(default=None, description="Its key.")
+    connect_timeout_s: float = Field(default=5, gt=0, description="Longest wait for a connection.")
+
+
+class AwsSettings(_Section):
+    """Endpoints of SQS and S3; credentials come from the usual AWS places."""
+
+    region: str = Field(default="us-east-1", description="AWS region.")
+    endpoint_url: str | None = Field(default=None, description="Endpoint of all AWS services.")
+    sqs_endpoint_url: str | None = Field(default=None, description="Endpoint of SQS alone.")
+    s3_endpoint_url: str | None = Field(default=None, description="Endpoint of S3 alone.")
+
+
+class DispatchSettings(_Section):
+    """How work is handed to the broker."""
+
+    max_in_flight: int = Field(
+        default=2000, ge=1, description="Attempts on the broker and in workers."
+    )
+    batch_size: int = Field(default=500, ge=1, description="Rollouts claimed in one transaction.")
+    poll_s: float = Field(default=1.0, gt=0, description="Slow poll behind the notifications.")
+    request_expires_s: float = Field(
+        default=600,
+        gt=0,
+        description="Age at which an unstarted request is discarded by its worker.",
+    )
+
+
+class LeaseSettings(_Section):
+    """How a lost worker is noticed."""
+
+    heartbeat_s: float = Field(
+        default=5.0, gt=0, description="Time between two heartbeats of a worker."
+    )
+    lease_s: float = Field(
+        default=30.0, gt=0, description="Silence after which an attempt is lost."
+    )
+    grace_s: float = Field(
+        default=10.0,
+        ge=0,
+        description="Quiet time after the collector (re)connects before judging.",
+    )
+    poll_s: float = Field(
+        default=1.0, gt=0, description="Time between two looks at expired leases."
+    )
+    max_redispatch_per_s: int = Field(
+        default=500, ge=1, description="Lost attempts requeued per second."
+    )
+
+
+class CollectorSettings(_Section):
+    """How completions are taken in."""
+
+    batch_size: int = Field(
+        default=256, ge=1, description="Completions committed in one transaction."
+    )
+    linger_ms: float = Field(default=20.0, ge=0, description="Wait for more before a commit.")
+
+
+class PayloadSettings(_Section):
+    """Where trajectories travel from worker to collector."""
+
+    mode: Literal["inline", "object"] = Field(
+        default="inline",
+        description="`object`: always through the object store, before the message.",
+    )
+    url: str | None = Field(
+        default=None,
+        description="file:///… or s3://bucket/prefix; None: a folder of the data directory.",
+    )
+    inline_max_bytes: int = Field(
+        default=256 * 1024, ge=0, description="Larger bodies go to the object store."
+    )
+
+
+class LlmSettings(_Section):
+    """The model endpoint workers use where a run names none."""
+
+    base_url: str | None = Field(default=None, description="OpenAI-compatible endpoint.")
+    api_key: SecretStr | None = Field(default=None, description="Its key.")
+    anthropic_base_url: str | None = Field(default=None, description="Anthropic endpoint.")
+    anthropic_api_key: SecretStr | None = Field(default=None, description="Its key.")
+    model: str | None = Field(default=None, description="Model name where a run names none.")
+    client: Literal["sdk", "lean"] = Field(
+        default="lean",
+        description="`lean`: straight HTTP, a quarter of the CPU; `sdk`: the OpenAI SDK.",
+    )
+    timeout_s: float = Field(default=600, gt=0, description="Wall clock of one model call.")
+    max_retries: int = Field(default=10, ge=0, description="Retries of one model call.")
+    tag_requests: bool = Field(
+        default=True, description="Send the rollout's label as the field `user` of each call."
+    )
+    capture_tokens: bool = Field(default=False, description="Ask for token ids and logprobs.")
+
+
+class LimitsSettings(_Section):
+    """Where limits on model calls are shared; `rollout limits set` sets them."""
+
+    redis_url: SecretStr | None = Field(
+        default=None,
+        description="Redis that all workers reach; None: the broker where that is Redis, else "
+        "limits hold per worker process.",
+    )
+
+
+class WorkerSettings(_Section):
+    """The worker process."""
+
+    concurrency: int = Field(default=100, ge=1, description="Attempts run at once.")
+    queues: tuple[str, ...] = Field(
+        default=("rollouts",), description="Queues to take requests from."
+    )
+    plugins: tuple[str, ...] = Field(
+        default=(), description="Modules (or .py files) that register agents, tools and rewards."
+    )
+    allowed_base_urls: tuple[str, ...] = Field(
+        default=(), description="Endpoints a run may name besides loopback and llm.base_url."
+    )
+    drain_s: float = Field(default=30.0, ge=0, description="Time to finish after SIGTERM.")
+    announce_s: float = Field(
+        default=0.5, gt=0, description="Delay before a new attempt is announced."
+    )
+
+
+class FlowerSettings(_Section):
+    """The Flower dashboard."""
+
+    host: str = Field(default="127.0.0.1", description="Address to listen on.")
+    port: int = Field(
+        default=5555, ge=0, le=65535, description="Port to listen on; 0: any free one."
+    )
+    user: str = Field(default="rollout", description="Name for basic authentication.")
+    password: SecretStr | None = Field(default=None, description="None: made anew and printed.")

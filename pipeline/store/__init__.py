@@ -1,0 +1,1 @@
+"""The Postgres trajectory store: the truth about every rollout."""

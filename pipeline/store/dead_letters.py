@@ -1,0 +1,139 @@
+"""Dead letters: messages and rollouts that could not be handled, kept with their reason.
+
+Written by the collector; poison rollouts are added with their outcome. Read, redriven and dropped
+by the command line. Must not: decode messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+from sqlalchemy import Connection, text
+
+from pipeline.contract.errors import NotFound
+from pipeline.contract.messages import Completion, storable
+
+_ADD = text("""
+INSERT INTO dead_letters (kind, run_id, rollout_id, label, reason, body)
+VALUES (:kind, :run_id, :rollout_id, :label, :reason, :body)
+""")
+
+#: A message larger than this is kept cut: the reason matters more than the bytes.
+MAX_KEPT_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A message or a rollout that could not be handled; `body` is None for a rollout."""
+
+    dead_letter_id: int
+    kind: str
+    run: str | None
+    rollout_id: UUID | None
+    label: str | None
+    reason: str
+    body_bytes: int
+    first_seen_at: datetime
+    redriven_at: datetime | None
+    body: bytes | None = None
+
+
+def add_malformed(connection: Connection, malformed: Sequence[tuple[str, str, bytes]]) -> None:
+    """Keep messages that could not be decoded: (kind, reason, raw bytes) each."""
+    for kind, reason, raw in malformed:
+        connection.execute(
+            _ADD,
+            {
+                "kind": kind,
+                "run_id": None,
+                "rollout_id": None,
+                "label": None,
+                "reason": storable(reason),
+                "body": raw[:MAX_KEPT_BYTES],
+            },
+        )
+
+
+def add_unknown(connection: Connection, completions: Sequence[tuple[Completion, bytes]]) -> None:
+    """Keep completions of attempts that this store never dispatched, each with its bytes."""
+    for completion, raw in completions:
+        connection.execute(
+            _ADD,
+            {
+                "kind": "completion",
+                "run_id": completion.run_id,
+                "rollout_id": completion.rollout_id,
+                "label": storable(completion.label),
+                "reason": f"Attempt {completion.attempt_no} of it was never dispatched here.",
+                "body": raw[:MAX_KEPT_BYTES],
+            },
+        )
+
+
+_SELECT = """
+SELECT d.dead_letter_id, d.kind, runs.slug AS run, d.rollout_id, d.label, d.reason,
+       coalesce(length(d.body), 0) AS body_bytes, d.first_seen_at, d.redriven_at {body}
+FROM dead_letters d LEFT JOIN runs USING (run_id)
+"""
+
+
+def list_dead_letters(
+    connection: Connection,
+    *,
+    kind: str | None = None,
+    run_id: UUID | None = None,
+    redriven: bool = False,
+    limit: int = 100,
+) -> list[DeadLetter]:
+    """Return the newest dead letters first, without their bodies.
+
+    Args:
+        connection: An open transaction.
+        kind: `rollout`, `completion` or `heartbeat`; None: all.
+        run_id: Of one run only.
+        redriven: Also those that were requeued already.
+        limit: At most so many.
+    """
+    query = (
+        _SELECT.format(body="")
+        + """
+        WHERE (CAST(:kind AS text) IS NULL OR d.kind = :kind)
+          AND (CAST(:run_id AS uuid) IS NULL OR d.run_id = :run_id)
+          AND (:redriven OR d.redriven_at IS NULL)
+        ORDER BY d.dead_letter_id DESC LIMIT :limit
+    """
+    )
+    values = {"kind": kind, "run_id": run_id, "redriven": redriven, "limit": limit}
+    return [DeadLetter(*row) for row in connection.execute(text(query), values)]
+
+
+def get_dead_letter(connection: Connection, dead_letter_id: int) -> DeadLetter:
+    """Return one with its body, and keep others from redriving it meanwhile.
+
+    Raises:
+        NotFound: There is none of this number.
+    """
+    query = _SELECT.format(body=", d.body") + "WHERE d.dead_letter_id = :id FOR UPDATE OF d"
+    row = connection.execute(text(query), {"id": dead_letter_id}).one_or_none()
+    if row is None:
+        raise NotFound(f"There is no dead letter {dead_letter_id}.", remedy="See: rollout dlq list")
+    return DeadLetter(*row)
+
+
+def mark_redriven(connection: Connection, dead_letter_id: int) -> None:
+    """Note that it was given another chance."""
+    connection.execute(
+        text("UPDATE dead_letters SET redriven_at = now() WHERE dead_letter_id = :id"),
+        {"id": dead_letter_id},
+    )
+
+
+def drop_dead_letters(connection: Connection, dead_letter_ids: Sequence[int]) -> int:
+    """Delete dead letters for good; return how many there were."""
+    return connection.execute(
+        text("DELETE FROM dead_letters WHERE dead_letter_id = ANY(:ids)"),
+        {"ids": list(dead_letter_ids)},
+    ).rowcount

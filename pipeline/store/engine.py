@@ -1,0 +1,136 @@
+"""Connections to Postgres: engine, transactions that outlive a hiccup, notifications.
+
+Built at entry points, passed to the services. Every failure to reach the database becomes
+`StoreUnavailable`. Must not: know tables.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import psycopg
+from sqlalchemy import Connection, Engine, create_engine, make_url, text
+from sqlalchemy.exc import DBAPIError, OperationalError
+
+from pipeline.contract.errors import ConfigError, StoreUnavailable
+
+#: Channels of NOTIFY; a listener is woken by them and polls slowly behind them.
+WORK_CHANNEL = "rollout_work"
+READY_CHANNEL = "rollout_ready"
+
+#: deadlock_detected, serialization_failure: the same transaction will do better the next time.
+_RETRYABLE = frozenset({"40P01", "40001"})
+
+T = TypeVar("T")
+
+
+def open_engine(url: str, *, pool_size: int = 5, connect_timeout_s: float = 10) -> Engine:
+    """Return an engine for a PostgreSQL URL; connects when first used.
+
+    Raises:
+        ConfigError: The URL is not one of PostgreSQL.
+    """
+    try:
+        parsed = make_url(url)
+    except Exception as error:
+        raise ConfigError("The database URL cannot be read.", why=str(error)) from error
+    if parsed.get_backend_name() not in ("postgresql", "postgres"):
+        raise ConfigError(
+            f"The database is {parsed.get_backend_name()}; the trajectory store needs PostgreSQL.",
+            remedy="Set ROLLOUT_DATABASE__URL=postgresql://user@host/name, or unset it.",
+        )
+    return create_engine(
+        parsed.set(drivername="postgresql+psycopg"),
+        pool_size=pool_size,
+        max_overflow=pool_size,
+        connect_args={
+            "connect_timeout": max(2, int(connect_timeout_s)),
+            "application_name": "rollout",
+            # The hot statements are few and always the same: prepare them at once.
+            "prepare_threshold": 0,
+        },
+    )
+
+
+def transact(engine: Engine, work: Callable[[Connection], T], *, tries: int = 3) -> T:
+    """Run `work` in one transaction; again after a deadlock or a dropped connection.
+
+    Raises:
+        StoreUnavailable: Postgres did not answer; nothing was committed, or a commit went
+            unanswered: all writes here are guarded, so doing them again is harmless.
+    """
+    for attempt in range(1, tries + 1):
+        try:
+            with engine.begin() as connection:
+                return work(connection)
+        except DBAPIError as error:
+            state = getattr(error.orig, "sqlstate", None)
+            if attempt < tries and (state in _RETRYABLE or error.connection_invalidated):
+                time.sleep(0.02 * attempt)
+                continue
+            if isinstance(error, OperationalError) and state not in _RETRYABLE:
+                raise unavailable(engine, error) from error
+            raise
+    raise AssertionError("unreachable")
+
+
+def unavailable(engine: Engine, error: BaseException) -> StoreUnavailable:
+    """Say for a person that Postgres cannot be reached."""
+    reason = str(getattr(error, "orig", error)).strip().splitlines()
+    place = engine.url.render_as_string(hide_password=True)
+    return StoreUnavailable(
+        f"Postgres at {place} does not answer.",
+        why=reason[0] if reason else type(error).__name__,
+        remedy="Check ROLLOUT_DATABASE__URL, or start local services: rollout up",
+    )
+
+
+class Listener:
+    """Waits for notifications; when the connection is lost, waiting becomes a plain poll."""
+
+    def __init__(self, engine: Engine, *channels: str) -> None:
+        self._engine = engine
+        self._channels = channels
+        self._connection: psycopg.Connection | None = None
+
+    def wait(self, timeout_s: float) -> bool:
+        """Return True at once when notified, False after `timeout_s` without news.
+
+        Notifications that came while nobody waited count too. The first call only begins to
+        listen and returns True: what was notified before could not be heard.
+        """
+        try:
+            if self._connection is None:
+                self._connection = self._connect()
+                return True
+            woken = list(self._connection.notifies(timeout=timeout_s, stop_after=1))
+            if woken:
+                # One wake-up is enough for all that has piled up.
+                list(self._connection.notifies(timeout=0))
+            return bool(woken)
+        except psycopg.Error:
+            self.close()
+            time.sleep(min(timeout_s, 1.0))
+            return False
+
+    def close(self) -> None:
+        """Stop listening."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _connect(self) -> psycopg.Connection:
+        arguments, options = self._engine.dialect.create_connect_args(self._engine.url)
+        connection = psycopg.connect(
+            *arguments, **options, autocommit=True, connect_timeout=5, application_name="rollout"
+        )
+        for channel in self._channels:
+            connection.execute(f"LISTEN {channel}".encode())
+        return connection
+
+
+def notify(connection: Connection, channel: str) -> None:
+    """Wake the listeners of a channel when this transaction commits."""
+    connection.execute(text("SELECT pg_notify(:channel, '')"), {"channel": channel})

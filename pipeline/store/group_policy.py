@@ -1,0 +1,204 @@
+"""What a run wants of its groups: rollouts cut when enough are usable, replaced when one fails.
+
+Used by `outcomes.py` inside the ingest transaction, and by the reconciler for deadlines. Whoever
+calls holds the rollouts concerned, then the groups; see `groups.py`. Must not: decide outcomes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Connection, text
+
+from pipeline.contract.rollout import DropReason, RolloutState, label_of, rollout_id_of
+from pipeline.contract.run import RunConfig
+from pipeline.store.engine import READY_CHANNEL, WORK_CHANNEL, notify
+from pipeline.store.groups import add_to_counters, close_groups, lock_groups
+
+
+@dataclass(slots=True)
+class CutReport:
+    """Rollouts that were cancelled because their group needs them no more."""
+
+    groups_ready: int = 0
+    groups_dropped: int = 0
+    cut: int = 0
+    #: Labels of attempts that workers should stop.
+    stopped: list[str] = field(default_factory=list)
+
+
+_LOCK_WITH_SIBLINGS = text("""
+SELECT rollout_id FROM rollouts
+WHERE rollout_id = ANY(:ids)
+   OR (state IN ('queued', 'dispatched', 'running') AND group_id = ANY(ARRAY(
+        SELECT group_id FROM rollouts
+        WHERE rollout_id = ANY(:ids) AND run_id = ANY(:run_ids))))
+ORDER BY rollout_id FOR UPDATE
+""")
+
+
+def lock_with_siblings(
+    connection: Connection, rollout_ids: Collection[UUID], run_ids: Collection[UUID]
+) -> None:
+    """Lock rollouts, and what is open of their groups where these runs oversample.
+
+    One statement, in order of the ids: the siblings may have to be cancelled later in the
+    transaction, when it is too late to lock them without risking a ring.
+    """
+    connection.execute(_LOCK_WITH_SIBLINGS, {"ids": list(rollout_ids), "run_ids": list(run_ids)})
+
+
+_SATISFIED = text("""
+SELECT group_id FROM groups
+WHERE group_id = ANY(:ids) AND state = 'open' AND n_succeeded >= n_target
+  AND n_succeeded + n_failed + n_cancelled < n_rollouts
+""")
+
+
+def cut_satisfied(connection: Connection, group_ids: Sequence[UUID], report: CutReport) -> None:
+    """Cancel what is left of groups that have all the usable rollouts they need."""
+    satisfied = list(connection.execute(_SATISFIED, {"ids": list(group_ids)}).scalars())
+    if satisfied:
+        _cut(connection, satisfied, "surplus", report)
+
+
+_CUT = text("""
+WITH picked AS (
+    SELECT rollout_id, state FROM rollouts
+    WHERE group_id = ANY(:ids) AND state IN ('queued', 'dispatched', 'running')
+    ORDER BY rollout_id FOR UPDATE
+), moved AS (
+    UPDATE rollouts r SET state = 'cancelled', cancel_requested = true, finished_at = now()
+    FROM picked p WHERE r.rollout_id = p.rollout_id
+    RETURNING r.run_id, r.group_id, r.group_no, r.rollout_id, r.rollout_index, r.attempt_no,
+              p.state AS before
+), ended AS (
+    UPDATE attempts a SET state = 'cancelled', ended_at = now()
+    FROM moved m WHERE a.rollout_id = m.rollout_id AND a.state IN ('dispatched', 'running')
+), noted AS (
+    INSERT INTO events (run_id, entity, entity_id, attempt_no, from_state, to_state, reason)
+    SELECT run_id, 'rollout', rollout_id, nullif(attempt_no, 0), before, 'cancelled', :reason
+    FROM moved
+)
+SELECT moved.group_id, moved.before, runs.slug, moved.group_no, moved.rollout_index,
+       moved.attempt_no
+FROM moved JOIN runs USING (run_id)
+""")
+
+
+def _cut(connection: Connection, group_ids: Sequence[UUID], reason: str, report: CutReport) -> None:
+    rows = connection.execute(_CUT, {"ids": list(group_ids), "reason": reason}).all()
+    per_group = Counter(row.group_id for row in rows)
+    deltas = {group: Counter({RolloutState.CANCELLED: n}) for group, n in per_group.items()}
+    add_to_counters(connection, deltas, cut=per_group)
+    report.cut += len(rows)
+    report.stopped += [
+        label_of(row.slug, row.group_no, row.rollout_index, row.attempt_no)
+        for row in rows
+        if row.before != RolloutState.QUEUED
+    ]
+
+
+_OVERDUE = text("""
+SELECT g.group_id FROM groups g JOIN runs USING (run_id)
+WHERE g.state = 'open' AND g.deadline_at < now() AND runs.state = 'active'
+ORDER BY g.deadline_at LIMIT :most
+""")
+
+_LOCK_OPEN = text("""
+SELECT rollout_id FROM rollouts
+WHERE group_id = ANY(:ids) AND state IN ('queued', 'dispatched', 'running')
+ORDER BY rollout_id FOR UPDATE
+""")
+
+
+def end_overdue_groups(connection: Connection, *, most: int) -> CutReport:
+    """End up to `most` groups whose deadline has passed: ready with what is usable, or dropped.
+
+    The clock stands still while a run is paused (`runs.set_run_state`).
+    """
+    report = CutReport()
+    ids = list(connection.execute(_OVERDUE, {"most": most}).scalars())
+    if not ids:
+        return report
+    connection.execute(_LOCK_OPEN, {"ids": ids})
+    still_open = [
+        group.group_id for group in lock_groups(connection, ids).values() if group.is_open
+    ]
+    _cut(connection, still_open, "deadline", report)
+    report.groups_ready, report.groups_dropped = close_groups(
+        connection, still_open, reason=DropReason.DEADLINE
+    )
+    notify(connection, READY_CHANNEL)
+    return report
+
+
+_SHORT = text("""
+SELECT run_id, group_id, prompt_id, group_no, n_target, n_rollouts, n_failed,
+       n_target - (n_rollouts - n_failed - n_cancelled) AS missing
+FROM groups
+WHERE group_id = ANY(:ids) AND state = 'open' AND n_failed > 0
+  AND n_rollouts - n_failed - n_cancelled < n_target
+ORDER BY group_no
+""")
+
+_REPLACE = text("""
+WITH wanted AS (
+    SELECT * FROM unnest(
+        CAST(:ids AS uuid[]), CAST(:groups AS uuid[]), CAST(:indexes AS integer[])
+    ) AS w (rollout_id, group_id, rollout_index)
+), grown AS (
+    UPDATE groups g SET n_rollouts = g.n_rollouts + added.n
+    FROM (SELECT group_id, count(*) AS n FROM wanted GROUP BY group_id) AS added
+    WHERE g.group_id = added.group_id
+)
+INSERT INTO rollouts (rollout_id, group_id, run_id, group_no, rollout_index, timeout_s)
+SELECT w.rollout_id, w.group_id, g.run_id, g.group_no, w.rollout_index, :timeout_s
+FROM wanted w JOIN groups g USING (group_id)
+""")
+
+
+@dataclass(frozen=True, slots=True)
+class ShortGroup:
+    """A group that cannot have all its usable rollouts any more."""
+
+    run_id: UUID
+    group_no: int
+    n_target: int
+    n_failed: int
+
+
+def replace_failed(
+    connection: Connection, group_ids: Sequence[UUID], configs: Mapping[UUID, RunConfig]
+) -> list[ShortGroup]:
+    """Add rollouts to groups that fell short, as far as their runs allow; return the others."""
+    if all(c.replacements == 0 and c.group_policy != "fail_run" for c in configs.values()):
+        return []
+    short: list[ShortGroup] = []
+    for row in connection.execute(_SHORT, {"ids": list(group_ids)}).all():
+        config = configs[row.run_id]
+        left = config.rollouts_per_prompt + config.replacements - row.n_rollouts
+        if left < row.missing:
+            # What cannot be made whole is not worth another rollout.
+            short.append(ShortGroup(row.run_id, row.group_no, row.n_target, row.n_failed))
+            continue
+        _replace(connection, row, config)
+    return short
+
+
+def _replace(connection: Connection, group: Any, config: RunConfig) -> None:
+    indexes: Iterable[int] = range(group.n_rollouts, group.n_rollouts + group.missing)
+    connection.execute(
+        _REPLACE,
+        {
+            "ids": [rollout_id_of(group.prompt_id, index) for index in indexes],
+            "groups": [group.group_id] * group.missing,
+            "indexes": list(indexes),
+            "timeout_s": config.limits.timeout_s,
+        },
+    )
+    notify(connection, WORK_CHANNEL)

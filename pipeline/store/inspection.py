@@ -1,0 +1,285 @@
+"""Single groups and rollouts for people: found by label or id, read with all their attempts.
+
+Used by `rollout show` and `rollout errors`. Reads only; each function is a statement or two.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Connection, text
+
+from pipeline.contract.errors import NotFound
+from pipeline.contract.rollout import label_of
+from pipeline.store.runs import Run, get_run
+
+#: `math7-g000013-r3-a1`, or a beginning of it that ends with a whole part.
+_LABEL = re.compile(r"(?P<run>.+)-g(?P<group>\d+)(?:-r(?P<index>\d+)(?:-a\d+)?)?")
+_HEX = re.compile(r"[0-9a-f]{4,32}")
+
+_GROUP = text("""
+SELECT g.*, runs.slug, p.payload, p.dataset, p.split, p.row_no
+FROM groups g JOIN runs USING (run_id) JOIN prompts p USING (prompt_id)
+WHERE g.group_id = :group_id
+""")
+
+_GROUP_ROLLOUTS = text("""
+SELECT rollout_id, rollout_index, state, attempt_no, reward, stop_reason, error_class
+FROM rollouts WHERE group_id = :group_id ORDER BY rollout_index
+""")
+
+_ROLLOUT = text("""
+SELECT r.*, runs.slug, p.payload FROM rollouts r
+JOIN runs USING (run_id) JOIN groups g USING (group_id) JOIN prompts p USING (prompt_id)
+WHERE r.rollout_id = :rollout_id
+""")
+
+_ATTEMPTS = text("""
+SELECT a.*, t.body, t.body_uri, t.codec, t.body_bytes FROM attempts a
+LEFT JOIN trajectories t USING (rollout_id, attempt_no)
+WHERE a.rollout_id = :rollout_id ORDER BY a.attempt_no
+""")
+
+_REWARDS = text("""
+SELECT attempt_no, name, value, weight, status, error_class, latency_ms FROM rewards
+WHERE rollout_id = :rollout_id ORDER BY attempt_no, name
+""")
+
+_ERRORS_BY_CLASS = text("""
+WITH met AS (
+    SELECT error_class, coalesce(error_code, '') AS code, 1 AS attempts, 0 AS rollouts
+    FROM attempts WHERE run_id = :run_id AND error_class IS NOT NULL
+    UNION ALL
+    SELECT coalesce(r.error_class, 'unknown'), coalesce(a.error_code, ''), 0, 1
+    FROM rollouts r LEFT JOIN attempts a USING (rollout_id, attempt_no)
+    WHERE r.run_id = :run_id AND r.state = 'failed'
+), counted AS (
+    SELECT error_class, code, sum(attempts) AS attempts, sum(rollouts) AS rollouts
+    FROM met GROUP BY error_class, code
+), example AS (
+    SELECT DISTINCT ON (a.error_class, a.error_code) a.error_class,
+        coalesce(a.error_code, '') AS code, a.error_message, a.attempt_no, r.group_no,
+        r.rollout_index
+    FROM attempts a JOIN rollouts r USING (rollout_id)
+    WHERE a.run_id = :run_id AND a.error_class IS NOT NULL
+    ORDER BY a.error_class, a.error_code, a.ended_at DESC
+)
+SELECT counted.*, e.error_message, e.attempt_no, e.group_no, e.rollout_index
+FROM counted LEFT JOIN example e USING (error_class, code)
+ORDER BY rollouts DESC, attempts DESC, error_class, code
+""")
+
+_ERRORS_BY_WORKER = text("""
+SELECT coalesce(worker_id, '(none)') AS worker, count(*) AS attempts,
+    count(error_class) AS errors,
+    (SELECT jsonb_object_agg(error_class, n) FROM (
+        SELECT b.error_class, count(*) AS n FROM attempts b
+        WHERE b.run_id = :run_id AND b.worker_id IS NOT DISTINCT FROM a.worker_id
+          AND b.error_class IS NOT NULL GROUP BY 1) AS counted) AS by_class
+FROM attempts a WHERE run_id = :run_id GROUP BY worker_id ORDER BY errors DESC, worker
+""")
+
+_BODIES = text("""
+SELECT t.body, t.body_uri, t.codec FROM trajectories t
+JOIN attempts a USING (rollout_id, attempt_no) WHERE a.run_id = :run_id
+""")
+
+
+def find_group(connection: Connection, name: str) -> UUID:
+    """Return the group with this label, or this beginning of an id.
+
+    Raises:
+        NotFound: None, or several.
+    """
+    label = _LABEL.fullmatch(name)
+    if label and label["index"] is None:
+        run = get_run(connection, label["run"])
+        query = "SELECT group_id FROM groups WHERE run_id = :run_id AND group_no = :group_no"
+        values: dict[str, Any] = {"run_id": run.run_id, "group_no": int(label["group"])}
+        return _only(connection, query, values, "group", name)
+    return _by_id(connection, "groups", "group_id", "group", name)
+
+
+def find_rollout(connection: Connection, name: str) -> UUID:
+    """Return the rollout with this label (of it or of an attempt), or this beginning of an id.
+
+    Raises:
+        NotFound: None, or several.
+    """
+    label = _LABEL.fullmatch(name)
+    if label and label["index"] is not None:
+        run = get_run(connection, label["run"])
+        query = (
+            "SELECT rollout_id FROM rollouts WHERE rollout_index = :index AND group_id ="
+            " (SELECT group_id FROM groups WHERE run_id = :run_id AND group_no = :group_no)"
+        )
+        values: dict[str, Any] = {
+            "run_id": run.run_id,
+            "group_no": int(label["group"]),
+            "index": int(label["index"]),
+        }
+        return _only(connection, query, values, "rollout", name)
+    return _by_id(connection, "rollouts", "rollout_id", "rollout", name)
+
+
+def read_group(connection: Connection, group_id: UUID) -> dict[str, Any]:
+    """Return a group as plain data, with a line for each of its rollouts."""
+    row = connection.execute(_GROUP, {"group_id": group_id}).one()
+    rollouts = connection.execute(_GROUP_ROLLOUTS, {"group_id": group_id}).all()
+    return {
+        "group_id": str(row.group_id),
+        "label": f"{row.slug}-g{row.group_no:06d}",
+        "run": row.slug,
+        "state": row.state,
+        "drop_reason": row.drop_reason,
+        "n": row.n_target,
+        "n_min": row.n_min,
+        "n_succeeded": row.n_succeeded,
+        "n_failed": row.n_failed,
+        "n_cancelled": row.n_cancelled,
+        "reward_mean": row.reward_mean,
+        "reward_std": row.reward_std,
+        "min_version": row.min_version,
+        "ready_at": _time(row.ready_at),
+        "source": {"dataset": row.dataset, "split": row.split, "row": row.row_no},
+        "prompt": row.payload,
+        "rollouts": [
+            {
+                "rollout_id": str(each.rollout_id),
+                "label": label_of(
+                    row.slug, row.group_no, each.rollout_index, each.attempt_no
+                ).rpartition("-a")[0],
+                "state": each.state,
+                "attempts": each.attempt_no,
+                "reward": each.reward,
+                "stop_reason": each.stop_reason,
+                "error_class": each.error_class,
+            }
+            for each in rollouts
+        ],
+    }
+
+
+def read_rollout(connection: Connection, rollout_id: UUID) -> dict[str, Any]:
+    """Return a rollout as plain data, with its attempts.
+
+    An attempt's `trajectory` is where its record is: `body`, `body_uri`, `codec`; None: there is
+    none.
+    """
+    row = connection.execute(_ROLLOUT, {"rollout_id": rollout_id}).one()
+    rewards = connection.execute(_REWARDS, {"rollout_id": rollout_id}).mappings().all()
+    attempts = connection.execute(_ATTEMPTS, {"rollout_id": rollout_id}).all()
+    return {
+        "rollout_id": str(row.rollout_id),
+        "label": label_of(row.slug, row.group_no, row.rollout_index, 1).rpartition("-a")[0],
+        "run": row.slug,
+        "group_id": str(row.group_id),
+        "state": row.state,
+        "reward": row.reward,
+        "stop_reason": row.stop_reason,
+        "error_class": row.error_class,
+        "attempts_used": row.attempts_used,
+        "lost": row.lost_count,
+        "winner_attempt_no": row.winner_attempt_no,
+        "not_before": _time(row.not_before) if row.state == "queued" else None,
+        "finished_at": _time(row.finished_at),
+        "prompt": row.payload,
+        "rewards": [dict(each) for each in rewards],
+        "attempts": [_attempt(each) for each in attempts],
+    }
+
+
+def errors_by_class(connection: Connection, run: Run) -> list[dict[str, Any]]:
+    """Return for each error class and code: attempts that met it, rollouts that failed by it."""
+    rows = connection.execute(_ERRORS_BY_CLASS, {"run_id": run.run_id})
+    return [
+        {
+            "error_class": row.error_class,
+            "code": row.code,
+            "attempts": row.attempts,
+            "rollouts": row.rollouts,
+            "example": None
+            if row.group_no is None
+            else {
+                "label": label_of(run.slug, row.group_no, row.rollout_index, row.attempt_no),
+                "message": row.error_message,
+            },
+        }
+        for row in rows
+    ]
+
+
+def errors_by_worker(connection: Connection, run: Run) -> list[dict[str, Any]]:
+    """Return for each worker: its attempts, those with an error, and these by class."""
+    rows = connection.execute(_ERRORS_BY_WORKER, {"run_id": run.run_id})
+    return [
+        {
+            "worker": row.worker,
+            "attempts": row.attempts,
+            "errors": row.errors,
+            "by_class": row.by_class or {},
+        }
+        for row in rows
+    ]
+
+
+def stream_bodies(connection: Connection, run: Run) -> Iterator[Any]:
+    """Yield `body`, `body_uri`, `codec` of every stored trajectory of a run, in flat memory."""
+    streaming = connection.execution_options(stream_results=True, yield_per=100)
+    yield from streaming.execute(_BODIES, {"run_id": run.run_id})
+
+
+def _by_id(connection: Connection, table: str, column: str, noun: str, name: str) -> UUID:
+    digits = name.replace("-", "").lower()
+    if not _HEX.fullmatch(digits):
+        raise NotFound(
+            f"{name!r} names no {noun}.",
+            remedy="Give a label such as math7-g000013-r3, or at least 4 digits of an id.",
+        )
+    query = f"SELECT {column} FROM {table} WHERE {column} BETWEEN :low AND :high LIMIT 2"
+    values = {"low": UUID(digits.ljust(32, "0")), "high": UUID(digits.ljust(32, "f"))}
+    return _only(connection, query, values, noun, name)
+
+
+def _only(
+    connection: Connection, query: str, values: Mapping[str, Any], noun: str, name: str
+) -> UUID:
+    found = connection.execute(text(query), values).scalars().all()
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise NotFound(f"Several {noun}s begin with {name!r}.", remedy="Give more digits.")
+    raise NotFound(f"There is no {noun} {name!r}.", remedy="See: rollout show run @last")
+
+
+def _attempt(row: Any) -> dict[str, Any]:
+    has_body = row.body is not None or row.body_uri is not None
+    return {
+        "attempt_no": row.attempt_no,
+        "state": row.state,
+        "worker": row.worker_id,
+        "phase": row.phase,
+        "dispatched_at": _time(row.dispatched_at),
+        "started_at": _time(row.started_at),
+        "ended_at": _time(row.ended_at),
+        "error": None
+        if row.error_class is None
+        else {
+            "class": row.error_class,
+            "code": row.error_code,
+            "message": row.error_message,
+            "detail": row.error_detail,
+        },
+        "n_turns": row.n_turns,
+        "tokens": {"prompt": row.prompt_tokens, "completion": row.completion_tokens},
+        "policy_version": {"min": row.version_min, "max": row.version_max},
+        "timings": row.timings,
+        "trajectory": row if has_body else None,
+    }
+
+
+def _time(at: Any) -> str | None:
+    return None if at is None else at.isoformat()

@@ -1,0 +1,216 @@
+"""What operators do to a run: cancel, pause, continue, retry what failed.
+
+Used by the command line and the trainer client. Guarded set-based updates with their events and
+group counters in one transaction; locks in the order rollouts, then groups, both by id.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Connection, text
+
+from pipeline.contract.errors import Refused
+from pipeline.contract.rollout import RolloutState, RunState
+from pipeline.store.engine import READY_CHANNEL, WORK_CHANNEL, notify
+from pipeline.store.groups import add_to_counters, close_groups
+from pipeline.store.rollout_filter import RolloutFilter
+from pipeline.store.runs import Run, get_run, set_run_state
+
+#: Rollouts cancelled in one transaction: others wait for its locks.
+CANCEL_CHUNK = 20_000
+
+_LOCK_OPEN = text("""
+SELECT rollout_id, group_id FROM rollouts
+WHERE run_id = :run_id AND state IN ('queued', 'dispatched', 'running')
+ORDER BY rollout_id LIMIT :most FOR UPDATE
+""")
+
+_CANCEL = text("""
+WITH before AS (
+    SELECT rollout_id, state FROM rollouts WHERE rollout_id = ANY(:ids)
+), moved AS (
+    UPDATE rollouts r SET state = 'cancelled', cancel_requested = true, finished_at = now()
+    FROM before b WHERE r.rollout_id = b.rollout_id
+    RETURNING r.run_id, r.rollout_id, r.attempt_no, b.state AS before
+), ended AS (
+    UPDATE attempts a SET state = 'cancelled', ended_at = now()
+    FROM moved m WHERE a.rollout_id = m.rollout_id AND a.state IN ('dispatched', 'running')
+)
+INSERT INTO events (run_id, entity, entity_id, attempt_no, from_state, to_state, reason)
+SELECT run_id, 'rollout', rollout_id, nullif(attempt_no, 0), before, 'cancelled', 'operator'
+FROM moved
+""")
+
+#: A group that a trainer has, or had, is never written to again; one that has all it needs, or
+#: that was cut, gains nothing by another try.
+_MAY_REOPEN = (
+    "g.state IN ('open', 'ready', 'dropped') AND g.n_succeeded < g.n_target AND g.n_cut = 0"
+)
+
+_COUNT_FAILED = """
+SELECT count(*) AS total,
+       count(*) FILTER (WHERE {may_reopen}) AS allowed
+FROM rollouts r JOIN groups g USING (group_id)
+LEFT JOIN attempts a ON a.rollout_id = r.rollout_id AND a.attempt_no = r.attempt_no
+WHERE r.run_id = :run_id AND r.state = :state AND ({condition})
+"""
+
+_LOCK_FAILED = """
+SELECT r.rollout_id, r.group_id FROM rollouts r
+LEFT JOIN attempts a ON a.rollout_id = r.rollout_id AND a.attempt_no = r.attempt_no
+WHERE r.run_id = :run_id AND r.state = :state AND ({condition})
+ORDER BY r.rollout_id FOR UPDATE OF r
+"""
+
+_REOPEN = text(f"""
+WITH locked AS (
+    SELECT group_id, state FROM groups g
+    WHERE group_id = ANY(:ids) AND {_MAY_REOPEN}
+    ORDER BY group_id FOR UPDATE
+), reopened AS (
+    UPDATE groups g SET state = 'open', ready_at = NULL, drop_reason = NULL,
+        deadline_at = NULL, reward_mean = NULL, reward_std = NULL
+    FROM locked l WHERE g.group_id = l.group_id AND l.state <> 'open'
+    RETURNING g.run_id, g.group_id, l.state AS before
+), noted AS (
+    INSERT INTO events (run_id, entity, entity_id, from_state, to_state, reason)
+    SELECT run_id, 'group', group_id, before, 'open', 'retry' FROM reopened
+)
+SELECT group_id FROM locked
+""")
+
+_REQUEUE = text("""
+WITH moved AS (
+    UPDATE rollouts SET state = 'queued', attempts_used = 0, lost_count = 0, not_before = now(),
+        error_class = NULL, finished_at = NULL, cancel_requested = false
+    WHERE rollout_id = ANY(:ids) AND state = :state
+    RETURNING run_id, rollout_id, attempt_no
+)
+INSERT INTO events (run_id, entity, entity_id, attempt_no, from_state, to_state, reason)
+SELECT run_id, 'rollout', rollout_id, nullif(attempt_no, 0), :state, 'queued', 'retry' FROM moved
+""")
+
+
+@dataclass(frozen=True, slots=True)
+class RetryCount:
+    """How many rollouts a retry means: those it may queue again, and those it may not."""
+
+    allowed: int
+    refused: int
+
+
+def begin_cancel(connection: Connection, run: Run, *, reason: str | None = None) -> None:
+    """Mark a run as cancelled, so that nothing more of it is dispatched."""
+    current = _locked(connection, run)
+    if current.state is not RunState.CANCELLED:
+        set_run_state(connection, current, RunState.CANCELLED, reason=reason)
+
+
+def cancel_rollouts(connection: Connection, run: Run, *, most: int = CANCEL_CHUNK) -> int:
+    """Cancel up to `most` rollouts that are not terminal, and their attempts; return how many.
+
+    Called again and again, in transactions of their own, until it returns 0. Workers are told to
+    stop by the collector, which sees their next heartbeat.
+    """
+    rows = connection.execute(_LOCK_OPEN, {"run_id": run.run_id, "most": most}).all()
+    if not rows:
+        return 0
+    connection.execute(_CANCEL, {"ids": [row.rollout_id for row in rows]})
+    touched = add_to_counters(connection, _deltas(rows, RolloutState.CANCELLED, 1))
+    close_groups(connection, touched)
+    notify(connection, READY_CHANNEL)
+    notify(connection, WORK_CHANNEL)
+    return len(rows)
+
+
+def pause_run(connection: Connection, run: Run, *, reason: str | None = None) -> bool:
+    """Stop handing out rollouts of a run; say whether it was active.
+
+    Raises:
+        Refused: It is cancelled.
+    """
+    current = _locked(connection, run)
+    if current.state is RunState.PAUSED:
+        return False
+    _refuse_cancelled(current)
+    set_run_state(connection, current, RunState.PAUSED, reason=reason)
+    return True
+
+
+def continue_run(connection: Connection, run: Run) -> bool:
+    """Hand out rollouts of a paused run again; say whether it was paused.
+
+    Raises:
+        Refused: It is cancelled.
+    """
+    current = _locked(connection, run)
+    if current.state is RunState.ACTIVE:
+        return False
+    _refuse_cancelled(current)
+    set_run_state(connection, current, RunState.ACTIVE)
+    notify(connection, WORK_CHANNEL)
+    return True
+
+
+def count_retryable(
+    connection: Connection, run: Run, where: RolloutFilter, *, state: RolloutState
+) -> RetryCount:
+    """Say what `retry_rollouts` would do."""
+    query = _COUNT_FAILED.format(may_reopen=_MAY_REOPEN, condition=where.sql)
+    values = {"run_id": run.run_id, "state": str(state), **where.parameters}
+    row = connection.execute(text(query), values).one()
+    return RetryCount(row.allowed, row.total - row.allowed)
+
+
+def retry_rollouts(
+    connection: Connection, run: Run, where: RolloutFilter, *, state: RolloutState
+) -> RetryCount:
+    """Queue failed (or cancelled) rollouts again, with their whole budget of attempts.
+
+    Their groups are open again, unless a trainer has them or they have all they need: then the
+    rollout stays as it is. A cancelled run is active again.
+    """
+    query = text(_LOCK_FAILED.format(condition=where.sql))
+    values = {"run_id": run.run_id, "state": str(state), **where.parameters}
+    rows = connection.execute(query, values).all()
+    groups = {row.group_id for row in rows}
+    reopened = set(connection.execute(_REOPEN, {"ids": list(groups)}).scalars())
+    allowed = [row for row in rows if row.group_id in reopened]
+    if allowed:
+        ids = [row.rollout_id for row in allowed]
+        connection.execute(_REQUEUE, {"ids": ids, "state": str(state)})
+        add_to_counters(connection, _deltas(allowed, state, -1))
+        current = _locked(connection, run)
+        if current.state is RunState.CANCELLED:
+            set_run_state(connection, current, RunState.ACTIVE, reason="retry")
+        notify(connection, WORK_CHANNEL)
+    return RetryCount(len(allowed), len(rows) - len(allowed))
+
+
+def _locked(connection: Connection, run: Run) -> Run:
+    connection.execute(
+        text("SELECT FROM runs WHERE run_id = :run_id FOR UPDATE"), {"run_id": run.run_id}
+    )
+    return get_run(connection, run.slug)
+
+
+def _deltas(
+    rows: Sequence[Any], state: RolloutState, each: int
+) -> dict[UUID, Counter[RolloutState]]:
+    deltas: dict[UUID, Counter[RolloutState]] = {}
+    for row in rows:
+        deltas.setdefault(row.group_id, Counter())[state] += each
+    return deltas
+
+
+def _refuse_cancelled(run: Run) -> None:
+    if run.state is RunState.CANCELLED:
+        raise Refused(
+            f"Run {run.slug} is cancelled.",
+            remedy=f"Take it up again with: rollout retry {run.slug} --cancelled",
+        )

@@ -1,0 +1,225 @@
+"""The rows of a batch of outcomes: attempts, rollouts, trajectories, rewards, events.
+
+Used by `outcomes.py` alone, inside its transaction, after the rollouts are locked. Each table gets
+one statement for the whole batch. Must not: decide anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import orjson
+from sqlalchemy import Connection, text
+
+from pipeline.contract.messages import Completion, RewardPart
+from pipeline.contract.rollout import TERMINAL_ROLLOUT_STATES, RolloutState
+
+if TYPE_CHECKING:
+    from pipeline.store.outcomes import Outcome
+
+_ATTEMPTS = text("""
+UPDATE attempts a SET
+    state = o.state, ended_at = now(), worker_id = coalesce(o.worker_id, a.worker_id),
+    started_at = coalesce(a.started_at, now() - make_interval(secs => o.elapsed_s)),
+    error_class = o.error_class, error_code = o.error_code, retryable = o.retryable,
+    error_message = o.error_message, error_detail = o.error_detail, phase = o.phase,
+    n_turns = o.n_turns, prompt_tokens = o.prompt_tokens, completion_tokens = o.completion_tokens,
+    version_min = o.version_min, version_max = o.version_max, timings = CAST(o.timings AS jsonb)
+FROM unnest(
+    CAST(:ids AS uuid[]), CAST(:nos AS integer[]), CAST(:states AS text[]),
+    CAST(:workers AS text[]), CAST(:elapsed AS double precision[]),
+    CAST(:classes AS text[]), CAST(:codes AS text[]), CAST(:retryables AS boolean[]),
+    CAST(:messages AS text[]), CAST(:details AS text[]), CAST(:phases AS text[]),
+    CAST(:turns AS integer[]), CAST(:prompt_tokens AS bigint[]),
+    CAST(:completion_tokens AS bigint[]), CAST(:version_mins AS integer[]),
+    CAST(:version_maxs AS integer[]), CAST(:timings AS text[])
+) AS o (id, no, state, worker_id, elapsed_s, error_class, error_code, retryable, error_message,
+        error_detail, phase, n_turns, prompt_tokens, completion_tokens, version_min, version_max,
+        timings)
+WHERE a.rollout_id = o.id AND a.attempt_no = o.no
+""")
+
+_ROLLOUTS = text("""
+WITH moved AS (
+    UPDATE rollouts r SET
+        state = o.state, attempts_used = o.attempts_used, lost_count = o.lost_count,
+        not_before = coalesce(o.not_before, r.not_before),
+        winner_attempt_no = CASE WHEN o.state = 'succeeded' THEN o.no END,
+        stop_reason = o.stop_reason, reward = o.reward, error_class = o.error_class,
+        finished_at = CASE WHEN o.state <> 'queued' THEN now() END
+    FROM unnest(
+        CAST(:ids AS uuid[]), CAST(:nos AS integer[]), CAST(:befores AS text[]),
+        CAST(:states AS text[]), CAST(:used AS integer[]), CAST(:lost AS integer[]),
+        CAST(:not_befores AS timestamptz[]), CAST(:stops AS text[]),
+        CAST(:rewards AS double precision[]), CAST(:classes AS text[]), CAST(:reasons AS text[])
+    ) AS o (id, no, before, state, attempts_used, lost_count, not_before, stop_reason, reward,
+            error_class, reason)
+    WHERE r.rollout_id = o.id AND r.state = o.before
+    RETURNING r.run_id, r.rollout_id, o.no, o.before, o.state, o.reason
+)
+INSERT INTO events (run_id, entity, entity_id, attempt_no, from_state, to_state, reason)
+SELECT run_id, 'rollout', rollout_id, no, before, state, reason FROM moved
+""")
+
+# A newer attempt is overtaken when an older one's success wins.
+_OVERTAKEN = text("""
+UPDATE attempts a SET state = 'superseded', ended_at = now()
+FROM unnest(CAST(:ids AS uuid[]), CAST(:nos AS integer[])) AS o (id, no)
+WHERE a.rollout_id = o.id AND a.attempt_no <> o.no AND a.state IN ('dispatched', 'running')
+""")
+
+_TRAJECTORIES = text("""
+INSERT INTO trajectories (rollout_id, attempt_no, body, body_uri, body_bytes, codec, n_steps)
+SELECT * FROM unnest(
+    CAST(:ids AS uuid[]), CAST(:nos AS integer[]), CAST(:bodies AS bytea[]), CAST(:uris AS text[]),
+    CAST(:sizes AS bigint[]), CAST(:codecs AS text[]), CAST(:steps AS integer[]))
+ON CONFLICT DO NOTHING
+""")
+
+_REWARDS = text("""
+INSERT INTO rewards (rollout_id, attempt_no, name, scorer_version, value, weight, status,
+                     error_class, latency_ms)
+SELECT * FROM unnest(
+    CAST(:ids AS uuid[]), CAST(:nos AS integer[]), CAST(:names AS text[]),
+    CAST(:versions AS text[]), CAST(:values AS double precision[]),
+    CAST(:weights AS double precision[]), CAST(:statuses AS text[]), CAST(:classes AS text[]),
+    CAST(:latencies AS double precision[]))
+-- A scorer that failed may be asked again; what it said once stays.
+ON CONFLICT (rollout_id, attempt_no, name, scorer_version) DO UPDATE SET
+    value = excluded.value, status = excluded.status, error_class = excluded.error_class,
+    latency_ms = excluded.latency_ms
+WHERE rewards.status <> 'ok'
+""")
+
+_DEAD_LETTERS = text("""
+INSERT INTO dead_letters (kind, run_id, rollout_id, label, reason)
+SELECT 'rollout', * FROM unnest(
+    CAST(:runs AS uuid[]), CAST(:ids AS uuid[]), CAST(:labels AS text[]), CAST(:reasons AS text[]))
+""")
+
+
+def write_outcomes(connection: Connection, outcomes: Sequence[Outcome]) -> None:
+    """Write the rows of a batch; every rollout is locked and occurs once."""
+    connection.execute(_ATTEMPTS, _attempt_columns(outcomes))
+    moved = [outcome for outcome in outcomes if outcome.transition.rollout_state is not None]
+    if moved:
+        connection.execute(_ROLLOUTS, _rollout_columns(moved))
+    overtaken = [
+        outcome
+        for outcome in moved
+        if outcome.transition.rollout_state is RolloutState.SUCCEEDED
+        and outcome.completion.attempt_no != outcome.rollout.attempt_no
+    ]
+    if overtaken:
+        connection.execute(_OVERTAKEN, _keys(overtaken))
+    bodies = [outcome for outcome in outcomes if _has_body(outcome)]
+    if bodies:
+        connection.execute(_TRAJECTORIES, _trajectory_columns(bodies))
+    write_rewards(connection, [outcome.completion for outcome in outcomes])
+    dead = [outcome for outcome in outcomes if outcome.transition.dead_letter]
+    if dead:
+        connection.execute(_DEAD_LETTERS, _dead_letter_columns(dead))
+
+
+def write_rewards(connection: Connection, completions: Sequence[Completion]) -> None:
+    """Write what scorers said of attempts."""
+    parts = [(completion, part) for completion in completions for part in completion.reward_parts]
+    if parts:
+        connection.execute(_REWARDS, _reward_columns(parts))
+
+
+def _has_body(outcome: Outcome) -> bool:
+    return bool(outcome.completion.body or outcome.completion.body_uri)
+
+
+def _keys(outcomes: Sequence[Outcome]) -> dict[str, list[Any]]:
+    return {
+        "ids": [outcome.rollout.rollout_id for outcome in outcomes],
+        "nos": [outcome.completion.attempt_no for outcome in outcomes],
+    }
+
+
+def _attempt_columns(outcomes: Sequence[Outcome]) -> dict[str, list[Any]]:
+    said = [outcome.completion for outcome in outcomes]
+    errors = [completion.error for completion in said]
+    return _keys(outcomes) | {
+        "states": [str(outcome.transition.attempt_state) for outcome in outcomes],
+        "workers": [completion.worker_id or None for completion in said],
+        "elapsed": [completion.timings.get("elapsed_s", 0.0) for completion in said],
+        "classes": [str(error.error_class) if error else None for error in errors],
+        "codes": [error.code if error else None for error in errors],
+        "retryables": [
+            outcome.transition.retries if outcome.completion.error else None for outcome in outcomes
+        ],
+        "messages": [error.message if error else None for error in errors],
+        "details": [error.detail if error else None for error in errors],
+        "phases": [error.phase if error else "done" for error in errors],
+        "turns": [completion.n_turns for completion in said],
+        "prompt_tokens": [completion.prompt_tokens for completion in said],
+        "completion_tokens": [completion.completion_tokens for completion in said],
+        "version_mins": [completion.version_min for completion in said],
+        "version_maxs": [completion.version_max for completion in said],
+        "timings": [orjson.dumps(completion.timings).decode() for completion in said],
+    }
+
+
+def _rollout_columns(moved: Sequence[Outcome]) -> dict[str, list[Any]]:
+    won = [outcome.transition.rollout_state is RolloutState.SUCCEEDED for outcome in moved]
+    return _keys(moved) | {
+        "befores": [str(outcome.rollout.state) for outcome in moved],
+        "states": [str(outcome.transition.rollout_state) for outcome in moved],
+        "used": [outcome.transition.attempts_used for outcome in moved],
+        "lost": [outcome.transition.lost_count for outcome in moved],
+        "not_befores": [outcome.transition.not_before for outcome in moved],
+        "stops": [
+            str(outcome.completion.stop_reason) if ok and outcome.completion.stop_reason else None
+            for outcome, ok in zip(moved, won, strict=True)
+        ],
+        "rewards": [
+            outcome.completion.reward if ok else None
+            for outcome, ok in zip(moved, won, strict=True)
+        ],
+        "classes": [
+            str(outcome.transition.error_class)
+            if outcome.transition.rollout_state in TERMINAL_ROLLOUT_STATES
+            and outcome.transition.error_class
+            else None
+            for outcome in moved
+        ],
+        "reasons": [outcome.transition.reason or None for outcome in moved],
+    }
+
+
+def _trajectory_columns(outcomes: Sequence[Outcome]) -> dict[str, list[Any]]:
+    said = [outcome.completion for outcome in outcomes]
+    return _keys(outcomes) | {
+        "bodies": [completion.body or None for completion in said],
+        "uris": [completion.body_uri for completion in said],
+        "sizes": [completion.body_bytes or len(completion.body) for completion in said],
+        "codecs": [completion.codec for completion in said],
+        "steps": [completion.n_steps for completion in said],
+    }
+
+
+def _reward_columns(parts: Sequence[tuple[Completion, RewardPart]]) -> dict[str, list[Any]]:
+    return {
+        "ids": [completion.rollout_id for completion, _ in parts],
+        "nos": [completion.attempt_no for completion, _ in parts],
+        "names": [part.name for _, part in parts],
+        "versions": [part.scorer_version for _, part in parts],
+        "values": [part.value for _, part in parts],
+        "weights": [part.weight for _, part in parts],
+        "statuses": [part.status for _, part in parts],
+        "classes": [str(part.error_class) if part.error_class else None for _, part in parts],
+        "latencies": [part.latency_ms for _, part in parts],
+    }
+
+
+def _dead_letter_columns(dead: Sequence[Outcome]) -> dict[str, list[Any]]:
+    return {
+        "runs": [outcome.rollout.run_id for outcome in dead],
+        "ids": [outcome.rollout.rollout_id for outcome in dead],
+        "labels": [outcome.completion.label for outcome in dead],
+        "reasons": [outcome.transition.reason for outcome in dead],
+    }

@@ -1,0 +1,240 @@
+"""Outcomes into the store: what attempts ended with, their rollouts, their groups.
+
+Used by the collector for completions and by the reconciler for silent attempts. One transaction
+takes a whole batch: trajectory, rewards, attempt, rollout, group counter and events together.
+Saying the same outcome again changes nothing.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Connection, text
+
+from pipeline.contract.errors import StaleCompletion
+from pipeline.contract.messages import Completion
+from pipeline.contract.rollout import TERMINAL_ROLLOUT_STATES, AttemptState, RolloutState
+from pipeline.contract.run import RunConfig
+from pipeline.retry import RetryPolicy, Rollout, Transition, decide_after
+from pipeline.store.engine import READY_CHANNEL, WORK_CHANNEL, notify
+from pipeline.store.group_policy import (
+    CutReport,
+    cut_satisfied,
+    lock_with_siblings,
+    replace_failed,
+)
+from pipeline.store.groups import LockedGroup, add_to_counters, close_groups, lock_groups
+from pipeline.store.outcome_rows import write_outcomes
+from pipeline.store.run_health import pause_failing_runs, pause_short_runs
+
+
+@dataclass(slots=True)
+class OutcomeReport:
+    """How many completions of a batch did what."""
+
+    accepted: int = 0
+    retried: int = 0
+    failed: int = 0
+    superseded: int = 0
+    duplicate: int = 0
+    surplus: int = 0
+    unknown: list[Completion] = field(default_factory=list)
+    groups_ready: int = 0
+    groups_dropped: int = 0
+    #: Labels of attempts that workers should stop: their groups have enough.
+    stopped: list[str] = field(default_factory=list)
+    #: What to log of runs that were paused.
+    paused: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A completion together with what it does."""
+
+    rollout: Rollout
+    completion: Completion
+    transition: Transition
+
+    @property
+    def ends_rollout(self) -> bool:
+        """Whether the rollout is terminal afterwards."""
+        return self.transition.rollout_state in TERMINAL_ROLLOUT_STATES
+
+
+#: What becomes of a success that its group does not need: kept for audit, never trained.
+_SURPLUS = Transition(AttemptState.SUPERSEDED, RolloutState.CANCELLED, reason="surplus")
+
+#: An attempt in one of these states has been recorded; a second message about it is a repeat.
+_RECORDED = frozenset(
+    {
+        AttemptState.SUCCEEDED,
+        AttemptState.FAILED,
+        AttemptState.TIMED_OUT,
+        AttemptState.SUPERSEDED,
+    }
+)
+
+_LOCK = text("""
+SELECT r.rollout_id, r.group_id, r.run_id, r.state, r.attempt_no, r.attempts_used, r.lost_count,
+       a.attempt_no AS said_no, a.state AS attempt_state, now() AS now
+FROM unnest(CAST(:ids AS uuid[]), CAST(:nos AS integer[])) AS said (id, no)
+JOIN rollouts r ON r.rollout_id = said.id
+JOIN attempts a ON a.rollout_id = said.id AND a.attempt_no = said.no
+ORDER BY r.rollout_id FOR UPDATE OF r
+""")
+
+_CONFIGS = text("SELECT run_id, config FROM runs WHERE run_id = ANY(:ids)")
+
+
+def record_outcomes(connection: Connection, completions: Sequence[Completion]) -> OutcomeReport:
+    """Record what attempts ended with; the caller commits, then acknowledges.
+
+    Returns:
+        Counts; `unknown` holds completions of attempts this store never dispatched.
+    """
+    report = OutcomeReport()
+    rest = list(completions)
+    while rest:
+        # Two words about one rollout must be weighed one after the other.
+        batch: dict[UUID, Completion] = {}
+        later: list[Completion] = []
+        for completion in rest:
+            if completion.rollout_id in batch:
+                later.append(completion)
+            else:
+                batch[completion.rollout_id] = completion
+        _record(connection, list(batch.values()), report)
+        rest = later
+    if report.retried or report.accepted or report.failed or report.surplus:
+        notify(connection, WORK_CHANNEL)
+    if report.groups_ready or report.groups_dropped:
+        notify(connection, READY_CHANNEL)
+    return report
+
+
+def _record(connection: Connection, completions: list[Completion], report: OutcomeReport) -> None:
+    configs = _configs(connection, {completion.run_id for completion in completions})
+    oversampled = [run_id for run_id, config in configs.items() if config.oversample]
+    if oversampled:
+        ids = {completion.rollout_id for completion in completions}
+        lock_with_siblings(connection, ids, oversampled)
+    rows = connection.execute(
+        _LOCK,
+        {
+            "ids": [completion.rollout_id for completion in completions],
+            "nos": [completion.attempt_no for completion in completions],
+        },
+    ).all()
+    found = {row.rollout_id: row for row in rows}
+    policies = {run_id: RetryPolicy.of(config) for run_id, config in configs.items()}
+    outcomes: list[Outcome] = []
+    for completion in completions:
+        row = found.get(completion.rollout_id)
+        if row is None or row.run_id != completion.run_id:
+            report.unknown.append(completion)
+        elif row.attempt_state in _RECORDED:
+            report.duplicate += 1
+        else:
+            outcomes.append(_weigh(row, completion, policies[row.run_id]))
+    if not outcomes:
+        return
+    ending = [outcome for outcome in outcomes if outcome.ends_rollout]
+    groups = lock_groups(connection, [outcome.rollout.group_id for outcome in ending])
+    outcomes = _without_surplus(outcomes, groups)
+    for outcome in outcomes:
+        _count(outcome, report)
+    write_outcomes(connection, outcomes)
+    if ending:
+        _settle(connection, [o for o in outcomes if o.ends_rollout], configs, report)
+
+
+def _without_surplus(outcomes: list[Outcome], groups: Mapping[UUID, LockedGroup]) -> list[Outcome]:
+    """Turn successes that their group does not need into cancelled rollouts."""
+    room = {group_id: group.room for group_id, group in groups.items()}
+    kept: list[Outcome] = []
+    for outcome in outcomes:
+        if outcome.transition.rollout_state is RolloutState.SUCCEEDED:
+            group_id = outcome.rollout.group_id
+            if room[group_id] == 0:
+                outcome = replace(outcome, transition=_SURPLUS)
+            else:
+                room[group_id] -= 1
+        kept.append(outcome)
+    return kept
+
+
+def _settle(
+    connection: Connection,
+    ending: list[Outcome],
+    configs: Mapping[UUID, RunConfig],
+    report: OutcomeReport,
+) -> None:
+    """Bring groups and runs up to date with rollouts that ended."""
+    deltas: dict[UUID, Counter[RolloutState]] = {}
+    cut: Counter[UUID] = Counter()
+    ended: dict[UUID, Counter[str]] = {}
+    for outcome in ending:
+        state, rollout = outcome.transition.rollout_state, outcome.rollout
+        assert state is not None
+        deltas.setdefault(rollout.group_id, Counter())[state] += 1
+        if state is RolloutState.CANCELLED:
+            cut[rollout.group_id] += 1
+        else:
+            ended.setdefault(rollout.run_id, Counter())[str(state)] += 1
+    touched = add_to_counters(connection, deltas, cut=cut)
+    cuts = CutReport()
+    if any(config.oversample for config in configs.values()):
+        cut_satisfied(connection, touched, cuts)
+    short = replace_failed(connection, touched, configs) if report.failed else []
+    ready, dropped = close_groups(connection, touched)
+    report.groups_ready += ready
+    report.groups_dropped += dropped
+    report.surplus += cuts.cut
+    report.stopped += cuts.stopped
+    report.paused += pause_short_runs(connection, short, configs)
+    report.paused += pause_failing_runs(connection, ended, configs)
+
+
+def _weigh(row: Any, completion: Completion, policy: RetryPolicy) -> Outcome:
+    rollout = Rollout(
+        rollout_id=row.rollout_id,
+        group_id=row.group_id,
+        run_id=row.run_id,
+        state=RolloutState(row.state),
+        attempt_no=row.attempt_no,
+        attempts_used=row.attempts_used,
+        lost_count=row.lost_count,
+    )
+    now: datetime = row.now
+    try:
+        transition = decide_after(
+            rollout, completion, policy=policy, now=now, jitter=random.random()
+        )
+    except StaleCompletion:
+        transition = Transition(AttemptState.SUPERSEDED, reason="stale")
+    return Outcome(rollout, completion, transition)
+
+
+def _count(outcome: Outcome, report: OutcomeReport) -> None:
+    match outcome.transition.rollout_state:
+        case RolloutState.SUCCEEDED:
+            report.accepted += 1
+        case RolloutState.QUEUED:
+            report.retried += 1
+        case RolloutState.FAILED:
+            report.failed += 1
+        case RolloutState.CANCELLED:
+            report.surplus += 1
+        case _:
+            report.superseded += 1
+
+
+def _configs(connection: Connection, run_ids: set[UUID]) -> Mapping[UUID, RunConfig]:
+    rows = connection.execute(_CONFIGS, {"ids": list(run_ids)})
+    return {row.run_id: RunConfig.stored(row.config) for row in rows}

@@ -1,0 +1,184 @@
+"""Prompts into the store: with their groups and rollouts, in chunks, each row once.
+
+Used by `producers/enqueue.py`. One chunk is one transaction: COPY into a staging table, then one
+statement that adds what is new. Must not: read datasets.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from sqlalchemy import Connection, text
+
+from pipeline.contract.errors import InputError, Refused
+from pipeline.contract.rollout import group_id_of, prompt_id_of, rollout_id_of
+from pipeline.store.engine import WORK_CHANNEL, notify
+from pipeline.store.runs import Run
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSource:
+    """Where prompts come from; part of their identity."""
+
+    dataset: str
+    split: str = "train"
+    epoch: int = 0
+
+
+_STAGING = """
+CREATE TEMPORARY TABLE IF NOT EXISTS staged_prompts (
+    row_no bigint, prompt_id uuid, group_id uuid, rollout_ids uuid[], payload jsonb, digest bytea
+) ON COMMIT DELETE ROWS
+"""
+
+_CHANGED = """
+SELECT s.row_no FROM staged_prompts s JOIN prompts p USING (prompt_id)
+WHERE p.payload_digest <> s.digest ORDER BY s.row_no LIMIT 3
+"""
+
+_ADD = """
+WITH added AS (
+    INSERT INTO prompts (prompt_id, run_id, dataset, split, epoch, row_no, payload, payload_digest)
+    SELECT prompt_id, :run_id, :dataset, :split, :epoch, row_no, payload, digest
+    FROM staged_prompts
+    ON CONFLICT DO NOTHING
+    RETURNING prompt_id
+), numbered AS (
+    SELECT s.prompt_id, s.group_id, s.rollout_ids,
+           CAST(:next_group_no + row_number() OVER (ORDER BY s.row_no) - 1 AS integer) AS group_no
+    FROM staged_prompts s JOIN added USING (prompt_id)
+), new_groups AS (
+    INSERT INTO groups (group_id, run_id, prompt_id, group_no, n_target, n_rollouts, n_min,
+                        priority)
+    SELECT group_id, :run_id, prompt_id, group_no, :n, :n_rollouts, :n_min, :priority
+    FROM numbered
+), new_rollouts AS (
+    INSERT INTO rollouts (rollout_id, group_id, run_id, group_no, rollout_index, timeout_s)
+    SELECT r.id, group_id, :run_id, group_no, r.number - 1, :timeout_s
+    FROM numbered, unnest(rollout_ids) WITH ORDINALITY AS r (id, number)
+)
+SELECT count(*) FROM added
+"""
+
+
+def add_prompts(
+    connection: Connection,
+    run: Run,
+    source: PromptSource,
+    rows: Sequence[tuple[int, dict[str, Any]]],
+) -> int:
+    """Add prompts with a group of n queued rollouts each; return how many were new.
+
+    Args:
+        connection: An open transaction; the caller commits.
+        run: The run they belong to.
+        source: The dataset they come from.
+        rows: `(row_no, payload)` pairs; a row that is there already is left alone.
+
+    Raises:
+        InputError: A row number occurs twice among the rows.
+        Refused: A row is there already with another payload; nothing of the chunk is added.
+    """
+    if not rows:
+        return 0
+    _require_distinct(source, rows)
+    # Serialises the producers of one run: group numbers are handed out without gaps.
+    next_group_no = connection.execute(
+        text("SELECT next_group_no FROM runs WHERE run_id = :run_id FOR UPDATE"),
+        {"run_id": run.run_id},
+    ).scalar_one()
+    _stage(connection, run, source, rows)
+    changed = connection.execute(text(_CHANGED)).scalars().all()
+    if changed:
+        raise Refused(
+            f"Row {changed[0]} of dataset {source.dataset} is not what run {run.slug} has for it.",
+            why="The dataset was changed after it was enqueued.",
+            remedy="Enqueue it under another run, or under another dataset name or epoch.",
+        )
+    config = run.config
+    added = connection.execute(
+        text(_ADD),
+        {
+            "run_id": run.run_id,
+            "dataset": source.dataset,
+            "split": source.split,
+            "epoch": source.epoch,
+            "next_group_no": next_group_no,
+            "n": config.n,
+            "n_rollouts": config.rollouts_per_prompt,
+            "n_min": config.usable_min,
+            "priority": config.priority,
+            "timeout_s": config.limits.timeout_s,
+        },
+    ).scalar_one()
+    if added:
+        connection.execute(
+            text(
+                "UPDATE runs SET next_group_no = next_group_no + :added, sealed_at = NULL"
+                " WHERE run_id = :run_id"
+            ),
+            {"added": added, "run_id": run.run_id},
+        )
+        notify(connection, WORK_CHANNEL)
+    return added
+
+
+def seal_run(connection: Connection, run: Run) -> None:
+    """Say that for now no more prompts come: the run is finished when its rollouts are."""
+    connection.execute(
+        text("UPDATE runs SET sealed_at = now() WHERE run_id = :run_id AND sealed_at IS NULL"),
+        {"run_id": run.run_id},
+    )
+
+
+def count_prompts(connection: Connection, run: Run) -> int:
+    """Return how many prompts the run has."""
+    return connection.execute(
+        text("SELECT next_group_no FROM runs WHERE run_id = :run_id"), {"run_id": run.run_id}
+    ).scalar_one()
+
+
+def _require_distinct(source: PromptSource, rows: Sequence[tuple[int, dict[str, Any]]]) -> None:
+    seen: set[int] = set()
+    for row_no, _ in rows:
+        if row_no in seen:
+            raise InputError(
+                f"Row {row_no} of dataset {source.dataset} occurs twice.",
+                why="The row number is a prompt's identity within its dataset.",
+                remedy="Number the rows, for instance from 0.",
+                code="E116",
+            )
+        seen.add(row_no)
+
+
+def _stage(
+    connection: Connection,
+    run: Run,
+    source: PromptSource,
+    rows: Sequence[tuple[int, dict[str, Any]]],
+) -> None:
+    connection.execute(text(_STAGING))
+    cursor = connection.connection.cursor()
+    with cursor.copy("COPY staged_prompts FROM STDIN") as copy:  # pyright: ignore[reportAttributeAccessIssue]
+        for row_no, payload in rows:
+            prompt_id = prompt_id_of(run.run_id, source.dataset, source.split, source.epoch, row_no)
+            body = orjson.dumps(payload)
+            ids = ",".join(
+                str(rollout_id_of(prompt_id, index))
+                for index in range(run.config.rollouts_per_prompt)
+            )
+            digest = hashlib.sha256(orjson.dumps(payload, option=orjson.OPT_SORT_KEYS)).digest()
+            copy.write_row(
+                (
+                    row_no,
+                    str(prompt_id),
+                    str(group_id_of(prompt_id)),
+                    "{" + ids + "}",
+                    body.decode(),
+                    "\\x" + digest[:16].hex(),
+                )
+            )

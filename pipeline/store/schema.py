@@ -1,0 +1,83 @@
+"""Schema revisions: upgrade, current, and the check that every process makes at start.
+
+Used by `rollout db`, `rollout up` and the entry points. The migrations lie in the package
+`migrations`, so an installed wheel can migrate.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, Engine, text
+from sqlalchemy.exc import OperationalError
+
+import migrations
+from pipeline.contract.errors import SchemaOutdated
+from pipeline.store.engine import unavailable
+
+#: Any number of processes may try to upgrade at once; one does it.
+_UPGRADE_LOCK = 0x726F6C6C
+
+
+def upgrade(engine: Engine) -> str:
+    """Bring the database to the newest revision and return it; safe to call concurrently."""
+    try:
+        with engine.connect() as connection:
+            connection.execute(text("SELECT pg_advisory_lock(:key)"), {"key": _UPGRADE_LOCK})
+            try:
+                if _current(connection) != head():
+                    connection.rollback()
+                    command.upgrade(_config(connection), "head")
+            finally:
+                connection.rollback()
+                connection.execute(text("SELECT pg_advisory_unlock(:key)"), {"key": _UPGRADE_LOCK})
+                connection.commit()
+    except OperationalError as error:
+        raise unavailable(engine, error) from error
+    return head()
+
+
+def current(engine: Engine) -> str | None:
+    """Return the database's revision, None where it has none."""
+    try:
+        with engine.connect() as connection:
+            return _current(connection)
+    except OperationalError as error:
+        raise unavailable(engine, error) from error
+
+
+def head() -> str:
+    """Return the newest revision this version knows."""
+    revision = ScriptDirectory.from_config(_config(None)).get_current_head()
+    assert revision is not None
+    return revision
+
+
+def require_current(engine: Engine) -> None:
+    """Check that the database has the schema this version needs.
+
+    Raises:
+        SchemaOutdated: It has not.
+        StoreUnavailable: Postgres does not answer.
+    """
+    found = current(engine)
+    if found != head():
+        raise SchemaOutdated(
+            f"The database has schema {found or 'none'}; this version needs {head()}.",
+            remedy="Run: rollout db upgrade",
+        )
+
+
+def _current(connection: Connection) -> str | None:
+    return MigrationContext.configure(connection).get_current_revision()
+
+
+def _config(connection: Connection | None) -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(Path(migrations.__file__).parent))
+    config.attributes["connection"] = connection
+    return config

@@ -1,0 +1,212 @@
+"""How far a run is: counts by state, reward, errors, tokens, and what it waits for.
+
+Used by the command line and the trainer client. The figures of one answer come out of one
+statement, so they belong together. Reads only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, text
+
+from pipeline.contract.rollout import GroupState, RolloutState, RunState
+from pipeline.contract.train_batch import PipelineStats
+from pipeline.store.accounting import Accounting, account
+from pipeline.store.processes import ALIVE_S
+from pipeline.store.runs import Run, get_run
+from pipeline.store.waits import WaitFacts, describe_waits
+
+# By way of the groups, whose index knows the run: a small run is quick in a store of large ones.
+_STATUS = text("""
+WITH r AS (
+    SELECT count(*) AS total,
+        count(*) FILTER (WHERE r.state = 'queued') AS queued,
+        count(*) FILTER (WHERE r.state = 'dispatched') AS dispatched,
+        count(*) FILTER (WHERE r.state = 'running') AS running,
+        count(*) FILTER (WHERE r.state = 'succeeded') AS succeeded,
+        count(*) FILTER (WHERE r.state = 'failed') AS failed,
+        count(*) FILTER (WHERE r.state = 'cancelled') AS cancelled,
+        count(reward) AS reward_n, avg(reward) AS reward_mean, stddev_pop(reward) AS reward_std,
+        max(finished_at) AS last_finished_at,
+        count(*) FILTER (WHERE r.state = 'queued' AND not_before > now()) AS retry_waits,
+        extract(epoch FROM min(not_before)
+            FILTER (WHERE r.state = 'queued' AND not_before > now()) - now()) AS next_retry_s
+    FROM groups g JOIN rollouts r USING (group_id) WHERE g.run_id = :run_id
+), a AS (
+    SELECT count(*) AS attempts, coalesce(sum(prompt_tokens), 0) AS prompt_tokens,
+        coalesce(sum(completion_tokens), 0) AS completion_tokens,
+        extract(epoch FROM now() - min(started_at) FILTER (WHERE a.state = 'running'))
+            AS oldest_running_s
+    FROM groups g JOIN rollouts r USING (group_id) JOIN attempts a USING (rollout_id)
+    WHERE g.run_id = :run_id
+), g AS (
+    SELECT coalesce(jsonb_agg(jsonb_build_array(state, drop_reason, n)), '[]') AS groups
+    FROM (SELECT state, drop_reason, count(*) AS n FROM groups WHERE run_id = :run_id
+          GROUP BY state, drop_reason) AS counted
+), e AS (
+    SELECT coalesce(jsonb_object_agg(error_class, n), '{}') AS errors
+    FROM (SELECT coalesce(error_class, 'unknown') AS error_class, count(*) AS n FROM rollouts
+          WHERE run_id = :run_id AND state = 'failed' GROUP BY 1) AS counted
+), p AS (
+    SELECT count(*) FILTER (WHERE kind = 'worker' AND NOT stopping) AS live_workers,
+        count(*) FILTER (WHERE kind = 'collector') AS live_collectors
+    FROM processes WHERE last_seen_at > now() - make_interval(secs => :alive_s)
+)
+SELECT r.*, a.*, g.*, e.*, p.*, runs.state, runs.state_reason,
+    runs.sealed_at IS NOT NULL AS is_sealed,
+    extract(epoch FROM now() - runs.created_at) AS age_s,
+    extract(epoch FROM greatest(r.last_finished_at, runs.created_at) - runs.created_at) AS ended_s
+FROM runs, r, a, g, e, p WHERE runs.run_id = :run_id
+""")
+
+# Cheap enough for a loop: both looks are answered by partial indexes.
+_STATE = text("""
+SELECT state, sealed_at IS NOT NULL
+    AND NOT EXISTS (SELECT FROM rollouts WHERE run_id = :run_id AND state = 'queued')
+    AND NOT EXISTS (SELECT FROM rollouts WHERE run_id = :run_id
+                    AND state IN ('dispatched', 'running')) AS is_done
+FROM runs WHERE run_id = :run_id
+""")
+
+
+@dataclass(frozen=True, slots=True)
+class RunStatus:
+    """A run's figures at one moment; counts have an entry for every state."""
+
+    run: str
+    state: RunState
+    groups: dict[str, int]
+    drops: dict[str, int]
+    rollouts: dict[str, int]
+    reward_n: int
+    reward_mean: float | None
+    reward_std: float | None
+    attempts: int
+    errors: dict[str, int]
+    prompt_tokens: int
+    completion_tokens: int
+    elapsed_s: float
+    oldest_running_s: float | None
+    live_workers: int
+    waits: tuple[str, ...]
+    sums: Accounting
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every rollout is terminal and no more are announced."""
+        return self.state is RunState.FINISHED or (
+            self.state is RunState.CANCELLED and not self.n_open
+        )
+
+    @property
+    def n_open(self) -> int:
+        """Rollouts that are not terminal."""
+        return sum(self.rollouts[state] for state in ("queued", "dispatched", "running"))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document of `rollout status --json`."""
+        return {
+            "run": self.run,
+            "state": str(self.state),
+            "groups": self.groups,
+            "rollouts": self.rollouts,
+            "reward": {
+                "n": self.reward_n,
+                "mean": self.reward_mean,
+                "std": self.reward_std,
+            },
+            "attempts": self.attempts,
+            "errors": self.errors,
+            "tokens": {"prompt": self.prompt_tokens, "completion": self.completion_tokens},
+            "elapsed_s": round(self.elapsed_s, 3),
+            "accounting": self.sums.to_json(),
+        }
+
+
+def run_status(connection: Connection, run: Run) -> RunStatus:
+    """Return a run's figures.
+
+    `elapsed_s` counts from the run's creation, and stops when its last rollout ended.
+    """
+    row = connection.execute(_STATUS, {"run_id": run.run_id, "alive_s": ALIVE_S}).one()
+    rollouts = {"total": row.total} | {str(state): getattr(row, state) for state in RolloutState}
+    n_open = row.queued + row.dispatched + row.running
+    state = _state(row.state, is_done=row.is_sealed and not n_open)
+    errors = dict(sorted(row.errors.items(), key=lambda item: (-item[1], item[0])))
+    oldest = None if row.oldest_running_s is None else float(row.oldest_running_s)
+    return RunStatus(
+        run=run.slug,
+        sums=account(connection, run.run_id),
+        state=state,
+        groups=_by_state(row.groups),
+        drops={reason: n for _, reason, n in row.groups if reason is not None},
+        rollouts=rollouts,
+        reward_n=row.reward_n,
+        reward_mean=row.reward_mean,
+        reward_std=row.reward_std,
+        attempts=row.attempts,
+        errors=errors,
+        prompt_tokens=int(row.prompt_tokens),
+        completion_tokens=int(row.completion_tokens),
+        elapsed_s=float(row.age_s if n_open or not row.is_sealed else row.ended_s or row.age_s),
+        oldest_running_s=oldest,
+        live_workers=row.live_workers,
+        waits=describe_waits(
+            WaitFacts(
+                state=state,
+                state_reason=row.state_reason,
+                is_sealed=row.is_sealed,
+                queued=row.queued,
+                dispatched=row.dispatched,
+                running=row.running,
+                oldest_running_s=oldest,
+                retry_waits=row.retry_waits,
+                next_retry_s=None if row.next_retry_s is None else float(row.next_retry_s),
+                live_workers=row.live_workers,
+                live_collectors=row.live_collectors,
+                errors=errors,
+            )
+        ),
+    )
+
+
+def run_stats(connection: Connection, run: Run | str) -> PipelineStats:
+    """Return a run's figures as the trainer client hands them out.
+
+    Args:
+        connection: An open transaction.
+        run: The run, or its slug.
+    """
+    status = run_status(connection, run if isinstance(run, Run) else get_run(connection, run))
+    return PipelineStats(
+        run=status.run,
+        state=str(status.state),
+        groups=status.groups,
+        rollouts=status.rollouts,
+        errors=status.errors,
+        drops=status.drops,
+        oldest_running_s=status.oldest_running_s,
+        live_workers=status.live_workers,
+        waits=status.waits,
+    )
+
+
+def run_state(connection: Connection, run: Run) -> RunState:
+    """Return a run's state now, `finished` included; cheap enough to ask often."""
+    row = connection.execute(_STATE, {"run_id": run.run_id}).one()
+    return _state(row.state, is_done=row.is_done)
+
+
+def _state(stored: str, *, is_done: bool) -> RunState:
+    state = RunState(stored)
+    return RunState.FINISHED if is_done and state is not RunState.CANCELLED else state
+
+
+def _by_state(counted: Iterable[tuple[str, str | None, int]]) -> dict[str, int]:
+    by_state = {str(state): 0 for state in GroupState}
+    for state, _, n in counted:
+        by_state[state] += n
+    return by_state

@@ -1,0 +1,83 @@
+"""What a run waits for, in sentences for people: a pure function of a few figures.
+
+Used by `status.py`. Must not: ask the database.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from pipeline.contract.rollout import RunState
+
+#: Error classes that are named.
+_TOP_ERRORS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class WaitFacts:
+    """The figures that say what a run waits for."""
+
+    state: RunState
+    state_reason: str | None
+    is_sealed: bool
+    queued: int
+    dispatched: int
+    running: int
+    oldest_running_s: float | None
+    retry_waits: int  #: of the queued ones, those whose time has not come
+    next_retry_s: float | None
+    live_workers: int
+    live_collectors: int
+    errors: Mapping[str, int]
+
+
+def describe_waits(facts: WaitFacts) -> tuple[str, ...]:
+    """Return one sentence for each thing a run waits for; none where it waits for nothing."""
+    if facts.state is RunState.FINISHED:
+        return ()
+    return tuple(_sentences(facts))
+
+
+def _sentences(facts: WaitFacts) -> Iterator[str]:
+    n_open = facts.queued + facts.dispatched + facts.running
+    if facts.state is RunState.PAUSED:
+        because = f" because {facts.state_reason}" if facts.state_reason else ""
+        yield f"It is paused{because}; go on with: rollout continue."
+    if facts.state is RunState.CANCELLED:
+        yield "It is cancelled."
+    if n_open and not facts.live_collectors:
+        yield "No controller reports; start one with: rollout controller (or rollout up)."
+    if n_open and not facts.live_workers:
+        yield "No worker reports; start one with: rollout worker (or rollout up)."
+    if facts.running:
+        oldest = ""
+        if facts.oldest_running_s is not None:
+            oldest = f", the oldest for {_duration(facts.oldest_running_s)}"
+        yield f"{_rollouts(facts.running)} running{oldest}."
+    if facts.dispatched:
+        yield f"{_rollouts(facts.dispatched)} on the way to a worker."
+    if facts.retry_waits:
+        soon = _duration(facts.next_retry_s or 0)
+        verb = "waits" if facts.retry_waits == 1 else "wait"
+        noun = "rollout" if facts.retry_waits == 1 else "rollouts"
+        yield f"{facts.retry_waits} {noun} {verb} for a retry, the next in {soon}."
+    if facts.queued > facts.retry_waits:
+        yield f"{_rollouts(facts.queued - facts.retry_waits)} queued."
+    if not facts.is_sealed:
+        yield "Its prompts are still being enqueued, or that was interrupted."
+    if facts.errors:
+        top = sorted(facts.errors.items(), key=lambda item: (-item[1], item[0]))[:_TOP_ERRORS]
+        yield f"Failed so far: {', '.join(f'{n} {name}' for name, n in top)}."
+
+
+def _rollouts(n: int) -> str:
+    return "1 rollout is" if n == 1 else f"{n} rollouts are"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{max(0, round(seconds))} s"
+    if seconds < 7200:
+        return f"{round(seconds / 60)} min"
+    return f"{seconds / 3600:.1f} h"
