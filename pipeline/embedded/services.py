@@ -1,0 +1,159 @@
+"""The private servers of one data directory, shared by every process that works with it.
+
+Entry points start what they need; a lock file makes the first one do the work. The servers
+outlive their starter and stop with `down`. Must not: keep anything in memory that another process
+would miss.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from pipeline.contract.errors import ServiceUnavailable
+from pipeline.embedded import postgres_server, redis_server
+from pipeline.embedded.places import Places
+from pipeline.embedded.postgres_server import PostgresServer
+from pipeline.embedded.redis_server import RedisServer
+from pipeline.embedded.server import Server
+
+LOCK_NAME = "services.lock"
+LOCK_POLL_S = 0.02
+
+
+class ServiceStatus(NamedTuple):
+    """What is known about one private server without asking it."""
+
+    name: str
+    pid: int | None
+    running: bool
+    url: str
+    data_dir: Path
+    log: Path
+
+
+class EmbeddedServices:
+    """PostgreSQL and Redis under one data directory, on unix sockets, for this user only.
+
+    Args:
+        data_dir: Directory that identifies and holds the servers; made if missing.
+        durable: False for clusters that are thrown away: faster, and a power cut ruins them.
+        start_timeout_s: Longest wait for a server (or for another process starting it).
+    """
+
+    def __init__(
+        self, data_dir: Path, *, durable: bool = True, start_timeout_s: float = 60.0
+    ) -> None:
+        self._data_dir = Path(data_dir).expanduser().resolve()
+        self._durable = durable
+        self._timeout_s = start_timeout_s
+        self._places = Places(self._data_dir, durable=durable)
+
+    def start_postgres(self) -> str:
+        """Start PostgreSQL unless it runs; return its SQLAlchemy URL, database included."""
+        with self._locked():
+            place = self._places.prepare(
+                "postgres", socket_name=postgres_server.SOCKET_NAME, not_as_root=True
+            )
+            server = PostgresServer(place, durable=self._durable)
+            server.start(self._timeout_s)
+        return server.url
+
+    def start_redis(self) -> str:
+        """Start Redis unless it runs; return its URL as a Celery broker."""
+        with self._locked():
+            place = self._places.prepare(
+                "redis", socket_name=redis_server.SOCKET_NAME, not_as_root=False
+            )
+            server = RedisServer(place, durable=self._durable)
+            server.start(self._timeout_s)
+        return server.url
+
+    @property
+    def redis_client_url(self) -> str:
+        """The URL of the same Redis for redis-py; valid once it was started."""
+        return RedisServer(self._places.find("redis"), durable=self._durable).client_url
+
+    def status(self) -> list[ServiceStatus]:
+        """Say which servers run; starts nothing and waits for nobody."""
+        return [_status(server) for server in self._servers()]
+
+    def down(self) -> list[str]:
+        """Stop the servers, keep their data; return the names of those that ran."""
+        if not self._data_dir.exists():
+            return []
+        with self._locked():
+            return [server.name for server in self._servers() if server.stop()]
+
+    def remove(self) -> None:
+        """Stop the servers and delete their data, wherever it lies."""
+        self.down()
+        if self._data_dir.exists():
+            with self._locked():
+                self._places.forget(*(server.name for server in self._servers()))
+
+    def _servers(self) -> tuple[Server, ...]:
+        return (
+            PostgresServer(self._places.find("postgres"), durable=self._durable),
+            RedisServer(self._places.find("redis"), durable=self._durable),
+        )
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        try:
+            self._make_data_dir()
+            fd = os.open(self._data_dir / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise _no_access(self._data_dir, error) from error
+        try:
+            self._wait_lock(fd)
+        except OSError as error:  # a file system without locks, most likely
+            os.close(fd)
+            raise _no_access(self._data_dir, error) from error
+        try:
+            yield
+        except PermissionError as error:
+            raise _no_access(self._data_dir, error) from error
+        finally:
+            os.close(fd)  # releases the lock, as a crash does
+
+    def _make_data_dir(self) -> None:
+        if not self._data_dir.exists():
+            # Root's servers run as another account, which must be able to pass through.
+            self._data_dir.mkdir(mode=0o711 if os.geteuid() == 0 else 0o700, parents=True)
+
+    def _wait_lock(self, fd: int) -> None:
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            try:
+                return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                if time.monotonic() > deadline:
+                    raise ServiceUnavailable(
+                        f"Another process has been starting services for {self._timeout_s:g} s.",
+                        why=f"It holds {self._data_dir / LOCK_NAME}.",
+                        remedy="See what it is with `fuser` on that file; end it and try again.",
+                        code="E212",
+                    ) from error
+            time.sleep(LOCK_POLL_S)
+
+
+def _status(server: Server) -> ServiceStatus:
+    pid = server.running_pid()
+    return ServiceStatus(
+        server.name, pid, pid is not None, server.url, server.place.home, server.log
+    )
+
+
+def _no_access(data_dir: Path, error: OSError) -> ServiceUnavailable:
+    return ServiceUnavailable(
+        f"The data directory {data_dir} cannot be used.",
+        why=f"{error.strerror}: {error.filename or data_dir}.",
+        remedy="It is another user's, or its disk is read-only or has no locks: choose another.",
+        code="E213",
+    )

@@ -1,0 +1,1 @@
+"""The broker side: Celery application, requests, completions, payload claim checks."""

@@ -1,0 +1,225 @@
+"""Which broker it is, and what differs between Redis, RabbitMQ and SQS.
+
+Used by everything that connects: the Celery application, publishers, consumers, `rollout doctor`.
+The rest of the code does not know which broker it talks to.
+"""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+from urllib.parse import urlsplit, urlunsplit
+
+from kombu import Connection, Exchange, Queue
+from kombu.exceptions import OperationalError
+
+from pipeline.contract.errors import ConfigError, QueueUnavailable
+from pipeline.queue.signing import Signer
+from pipeline.settings import BrokerSettings, Settings
+
+BrokerKind = Literal["redis", "amqp", "sqs"]
+
+#: Requests are acknowledged when they start and batches when they are committed, so a message is
+#: unacknowledged for moments: one that stays so belonged to a process that died.
+_VISIBILITY_S = 60
+
+
+@dataclass(frozen=True)
+class Broker:
+    """A broker's address and peculiarities.
+
+    Args:
+        url: Where it is, credentials included; never log it, use `place`.
+        kind: Which of the supported brokers.
+        transport_options: For kombu and Celery.
+        queue_arguments: For every queue that is declared.
+        prefix: Put before queue names where the transport does not do that itself.
+        signing_key: Signs what is sent, checks what is received; None: neither.
+        tls: What kombu takes as `ssl`, None where the URL says it all.
+    """
+
+    url: str = field(repr=False)
+    kind: BrokerKind
+    transport_options: dict[str, Any]
+    queue_arguments: dict[str, Any] = field(default_factory=dict)
+    prefix: str = ""
+    connect_timeout_s: float = 5
+    signing_key: bytes | None = field(default=None, repr=False)
+    tls: dict[str, Any] | None = None
+
+    @property
+    def signer(self) -> Signer:
+        """Signs and checks the messages of this deployment."""
+        return Signer(self.signing_key)
+
+    @property
+    def place(self) -> str:
+        """The address without its password, for people."""
+        parts = urlsplit(self.url)
+        if not parts.password:
+            return self.url
+        host = parts.netloc.rpartition("@")[2]
+        return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:***@{host}"))
+
+    @property
+    def has_remote_control(self) -> bool:
+        """Whether workers hear broadcast commands; SQS has no fanout."""
+        return self.kind != "sqs"
+
+    @property
+    def keeps_order(self) -> bool:
+        """Whether requests are delivered in the order in which they were published."""
+        return self.kind != "sqs"
+
+    @property
+    def counts_exactly(self) -> bool:
+        """Whether `depth` is certain; SQS only estimates it."""
+        return self.kind != "sqs"
+
+    def queue(self, name: str) -> Queue:
+        """Return a durable queue of this deployment."""
+        full = self.prefix + name
+        return Queue(
+            full,
+            Exchange(""),
+            routing_key=full,
+            durable=True,
+            queue_arguments=dict(self.queue_arguments),
+        )
+
+    def connect(self, *, confirm: bool = False, unacked_key: str | None = None) -> Connection:
+        """Return a connection that is made when first used.
+
+        Args:
+            confirm: RabbitMQ: publishing waits until the queue has the message. Outcomes ask for
+                it; a lost request is found by its lease, and confirming each costs milliseconds.
+            unacked_key: Redis: where to keep what is read and not yet acknowledged.
+        """
+        options = dict(self.transport_options)
+        if confirm and self.kind == "amqp":
+            options["confirm_publish"] = True
+        if unacked_key and self.kind == "redis":
+            options["unacked_key"] = unacked_key
+            options["unacked_index_key"] = f"{unacked_key}.index"
+            options["unacked_mutex_key"] = f"{unacked_key}.mutex"
+        return Connection(
+            self.url,
+            transport_options=options,
+            ssl=self.tls,  # pyright: ignore[reportArgumentType]
+            connect_timeout=self.connect_timeout_s,  # pyright: ignore[reportArgumentType]
+        )
+
+    def depth(self, connection: Connection, name: str) -> int:
+        """Return how many messages wait in a queue, those in consumers' hands not counted.
+
+        Raises:
+            QueueUnavailable: The broker does not answer.
+        """
+        try:
+            channel = connection.default_channel
+            # Declaring is idempotent on every broker, and tells the count.
+            declared = self.queue(name).bind(channel).queue_declare()
+            return int(declared.message_count)
+        except (OperationalError, *connection.connection_errors, *connection.channel_errors) as e:
+            raise self.unavailable(e) from e
+
+    def unavailable(self, error: BaseException) -> QueueUnavailable:
+        """Say for a person that the broker cannot be reached."""
+        return QueueUnavailable(
+            f"The broker at {self.place} does not answer.",
+            why=str(error).strip() or type(error).__name__,
+            remedy="Check ROLLOUT_BROKER__URL, or start local services: rollout up",
+        )
+
+
+def broker_of(settings: Settings) -> Broker:
+    """Return the broker the settings name.
+
+    Raises:
+        ConfigError: No URL, or one of a broker that is not supported.
+    """
+    if settings.broker.url is None:
+        raise ConfigError(
+            "No broker is set.",
+            remedy="Start local services (rollout up), or set "
+            "ROLLOUT_BROKER__URL to a redis://, amqp:// or sqs:// URL.",
+        )
+    key = settings.broker.signing_key
+    return replace(
+        _unsigned_broker(settings.broker.url.get_secret_value(), settings),
+        signing_key=key.get_secret_value().encode() if key else None,
+    )
+
+
+def _unsigned_broker(url: str, settings: Settings) -> Broker:
+    scheme = url.partition(":")[0].lower()
+    timeout_s = settings.broker.connect_timeout_s
+    prefix = settings.broker.prefix
+    if scheme in ("redis", "rediss", "redis+socket", "unix"):
+        options = {
+            "visibility_timeout": _VISIBILITY_S,
+            "unacked_restore_limit": 1000,
+            "global_keyprefix": prefix,
+            "socket_connect_timeout": timeout_s,
+            "socket_keepalive": scheme in ("redis", "rediss"),
+            "health_check_interval": 10,
+            "max_connections": 100,
+        }
+        tls = _redis_tls(url, settings.broker) if scheme == "rediss" else None
+        return Broker(url, "redis", options, connect_timeout_s=timeout_s, tls=tls)
+    if scheme in ("amqp", "amqps", "pyamqp"):
+        return Broker(
+            url,
+            "amqp",
+            {},
+            # Quorum queues keep messages through the loss of a node, and are RabbitMQ's future.
+            queue_arguments={"x-queue-type": "quorum"},
+            prefix=prefix,
+            connect_timeout_s=timeout_s,
+            tls=_amqp_tls(url, settings.broker) if scheme == "amqps" else None,
+        )
+    if scheme == "sqs":
+        return _sqs_broker(url, settings)
+    raise ConfigError(
+        f"The broker URL begins with {scheme}://.",
+        remedy="Supported: redis://, rediss://, redis+socket://, amqp://, amqps://, sqs://.",
+    )
+
+
+def _redis_tls(url: str, settings: BrokerSettings) -> dict[str, Any] | None:
+    if "ssl_" in urlsplit(url).query:
+        return None
+    # Without this kombu checks no certificate at all.
+    return {"ssl_cert_reqs": ssl.CERT_REQUIRED} | _tls_files(
+        settings, ca="ssl_ca_certs", cert="ssl_certfile", key="ssl_keyfile"
+    )
+
+
+def _amqp_tls(url: str, settings: BrokerSettings) -> dict[str, Any]:
+    options = {"cert_reqs": ssl.CERT_REQUIRED, "server_hostname": urlsplit(url).hostname}
+    return options | _tls_files(settings, ca="ca_certs", cert="certfile", key="keyfile")
+
+
+def _tls_files(settings: BrokerSettings, *, ca: str, cert: str, key: str) -> dict[str, str]:
+    files = {ca: settings.tls_ca_file, cert: settings.tls_cert_file, key: settings.tls_key_file}
+    return {name: str(path) for name, path in files.items() if path is not None}
+
+
+def _sqs_broker(url: str, settings: Settings) -> Broker:
+    aws = settings.aws
+    options: dict[str, Any] = {
+        "region": aws.region,
+        "visibility_timeout": _VISIBILITY_S,
+        "wait_time_seconds": 1,
+        "polling_interval": 0.1,
+        "queue_name_prefix": settings.broker.prefix,
+    }
+    endpoint = aws.sqs_endpoint_url or aws.endpoint_url
+    if endpoint:
+        # Kombu knows no endpoint URL: it takes the endpoint from the host of the broker's.
+        parts, server = urlsplit(url), urlsplit(endpoint)
+        credentials, at, _ = parts.netloc.rpartition("@")
+        url = urlunsplit(parts._replace(netloc=credentials + at + server.netloc))
+        options["is_secure"] = server.scheme == "https"
+    return Broker(url, "sqs", options, connect_timeout_s=settings.broker.connect_timeout_s)

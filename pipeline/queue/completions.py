@@ -1,0 +1,276 @@
+"""Completions and heartbeats on the broker: sent in batches by workers, read by the collector.
+
+A worker keeps what it could not send and tries again until the broker has it; the collector
+acknowledges after its commit. Must not: decide anything, or touch the store.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kombu import Connection, Consumer, Message, Producer
+from kombu.exceptions import OperationalError
+
+from pipeline.contract.errors import MalformedMessage
+from pipeline.contract.messages import (
+    COMPLETION_QUEUE,
+    HEARTBEAT_QUEUE,
+    Completion,
+    Heartbeat,
+    parse_message,
+)
+from pipeline.queue.broker import Broker
+from pipeline.queue.frames import decode_completions, encode_completions
+from pipeline.queue.signing import COMPLETION, HEARTBEAT, Forged
+
+log = logging.getLogger(__name__)
+
+_CONTENT_TYPE = "application/x-rollout-completions"
+
+#: Redis: what this consumer holds is kept apart from the requests that workers hold.
+_UNACKED_KEY = "rollout.unacked"
+
+
+class OutcomePublisher:
+    """A connection over which a worker sends completions and heartbeats."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._connection: Connection | None = None
+        self._producer: Producer | None = None
+
+    def send_completions(self, completions: Sequence[Completion]) -> None:
+        """Send completions as one message.
+
+        Raises:
+            QueueUnavailable: The broker does not have it; send all of them again.
+        """
+        self._publish(
+            COMPLETION_QUEUE,
+            self._broker.signer.seal(encode_completions(completions), COMPLETION),
+            content_type=_CONTENT_TYPE,
+            content_encoding="binary",
+        )
+
+    def send_heartbeat(self, beat: Heartbeat) -> None:
+        """Send a heartbeat.
+
+        Raises:
+            QueueUnavailable: The broker does not have it.
+        """
+        self._publish(
+            HEARTBEAT_QUEUE,
+            self._broker.signer.seal(beat.model_dump_json().encode(), HEARTBEAT),
+            content_type="application/json",
+            content_encoding="utf-8",
+        )
+
+    def close(self) -> None:
+        """Close the connection."""
+        connection, self._connection, self._producer = self._connection, None, None
+        if connection is not None:
+            try:
+                connection.release()
+            except (OSError, *connection.connection_errors):
+                pass
+
+    def _publish(self, name: str, body: bytes | str, **properties: Any) -> None:
+        try:
+            if self._producer is None:
+                self._connection = self._broker.connect(confirm=True)
+                self._producer = Producer(self._connection)
+            queue = self._broker.queue(name)
+            self._producer.publish(
+                body,
+                routing_key=queue.name,
+                exchange="",
+                declare=[queue],
+                delivery_mode=2,
+                retry=False,
+                **properties,
+            )
+        except Exception as error:
+            if not _is_broker_error(error, self._connection):
+                raise
+            self.close()
+            raise self._broker.unavailable(error) from error
+
+
+@dataclass(slots=True)
+class Delivery:
+    """What was read at once; acknowledge it after it is committed."""
+
+    completions: list[Completion] = field(default_factory=list)
+    heartbeats: list[Heartbeat] = field(default_factory=list)
+    malformed: list[tuple[str, str, bytes]] = field(default_factory=list)  #: kind, reason, raw
+    messages: list[Message] = field(default_factory=list)
+    drained: bool = False  #: nothing more came within the linger
+
+    def ack(self) -> None:
+        """Acknowledge all of it.
+
+        An acknowledgement that is lost only brings the messages again, which changes nothing.
+        """
+        for message in self.messages:
+            message.ack()
+
+
+class OutcomeConsumer:
+    """Reads completions and heartbeats; connects and reconnects by itself."""
+
+    def __init__(self, broker: Broker, *, prefetch: int = 64) -> None:
+        self._broker = broker
+        self._prefetch = prefetch
+        self._connection: Connection | None = None
+        self._delivery = Delivery()
+        self.connected_at: float | None = None  #: monotonic; None while not connected
+
+    def receive(self, *, most: int, linger_s: float, timeout_s: float) -> Delivery:
+        """Return what has come; empty after `timeout_s` without a message.
+
+        Args:
+            most: Completions after which no more are gathered.
+            linger_s: Wait for more after the first.
+            timeout_s: Wait for the first.
+
+        Raises:
+            QueueUnavailable: The broker does not answer; what it delivered comes again.
+        """
+        self._delivery = Delivery()
+        try:
+            if self._connection is None:
+                self._connect()
+            self._drain(timeout_s)
+            until = time.monotonic() + linger_s
+            while self._delivery.messages and len(self._delivery.completions) < most:
+                left = until - time.monotonic()
+                if left <= 0 or not self._drain(left):
+                    self._delivery.drained = True
+                    break
+            self._delivery.drained |= not self._delivery.messages
+        except Exception as error:
+            if not _is_broker_error(error, self._connection):
+                raise
+            self.close()
+            raise self._broker.unavailable(error) from error
+        return self._delivery
+
+    def ack(self, delivery: Delivery) -> None:
+        """Acknowledge a delivery that is committed.
+
+        Raises:
+            QueueUnavailable: The broker does not answer; the delivery comes again, harmlessly.
+        """
+        try:
+            delivery.ack()
+        except Exception as error:
+            if not _is_broker_error(error, self._connection):
+                raise
+            self.close()
+            raise self._broker.unavailable(error) from error
+
+    def backlog(self) -> int:
+        """Return how many messages wait unread on the broker.
+
+        Raises:
+            QueueUnavailable: The broker does not answer.
+        """
+        if self._connection is None:
+            raise self._broker.unavailable(ConnectionError("not connected"))
+        names = (COMPLETION_QUEUE, HEARTBEAT_QUEUE)
+        return sum(self._broker.depth(self._connection, name) for name in names)
+
+    def close(self) -> None:
+        """Close the connection; what was not acknowledged is delivered again."""
+        connection, self._connection = self._connection, None
+        self.connected_at = None
+        if connection is not None:
+            try:
+                connection.release()
+            except (OSError, *connection.connection_errors):
+                pass
+
+    def _connect(self) -> None:
+        self._connection = connection = self._broker.connect(unacked_key=_UNACKED_KEY)
+        connection.ensure_connection(max_retries=1, timeout=self._broker.connect_timeout_s)
+        channel: Any = connection.channel()
+        if self._broker.kind == "redis":
+            restore_unacknowledged(channel)
+        for name, callback in (
+            (COMPLETION_QUEUE, self._on_completions),
+            (HEARTBEAT_QUEUE, self._on_heartbeat),
+        ):
+            consumer = Consumer(
+                channel,
+                [self._broker.queue(name)],
+                on_message=callback,
+                accept=None,
+                prefetch_count=self._prefetch,
+            )
+            consumer.consume()
+        self.connected_at = time.monotonic()
+
+    def _drain(self, timeout_s: float) -> bool:
+        assert self._connection is not None
+        try:
+            self._connection.drain_events(timeout=timeout_s)
+            return True
+        except (TimeoutError, socket.timeout):  # noqa: UP041 (kombu raises its own subclass)
+            return False
+
+    def _on_completions(self, message: Message) -> None:
+        self._take(message, "completion", self._decode_completions)
+
+    def _on_heartbeat(self, message: Message) -> None:
+        self._take(message, "heartbeat", self._decode_heartbeat)
+
+    def _take(self, message: Message, kind: str, decode: Callable[[bytes], None]) -> None:
+        self._delivery.messages.append(message)
+        body = message.body
+        raw = body.encode() if isinstance(body, str) else bytes(body or b"")
+        try:
+            decode(raw)
+        except Forged as error:
+            # Of no kind that can be requeued: an operator must not be talked into taking it.
+            self._delivery.malformed.append(("forged", str(error), raw))
+        except MalformedMessage as error:
+            self._delivery.malformed.append((kind, str(error), raw))
+
+    def _decode_completions(self, raw: bytes) -> None:
+        good, bad = decode_completions(self._broker.signer.open(raw, COMPLETION))
+        self._delivery.completions.extend(good)
+        self._delivery.malformed.extend(("completion", item.reason, item.raw) for item in bad)
+
+    def _decode_heartbeat(self, raw: bytes) -> None:
+        self._delivery.heartbeats.append(
+            parse_message(Heartbeat, self._broker.signer.open(raw, HEARTBEAT))
+        )
+
+
+def restore_unacknowledged(channel: Any) -> None:
+    """Put back what a consumer that died had read from Redis but not acknowledged.
+
+    Kombu would do so after the visibility timeout. Done at once, a restarted collector goes on
+    where the old one fell; a message that another collector still holds comes twice, which
+    changes nothing (docs/adr/0005).
+    """
+    qos = channel.qos
+    with channel.conn_or_acquire() as client:
+        for tag in client.zrange(qos.unacked_index_key, 0, -1):
+            qos.restore_by_tag(tag, client)
+
+
+def _is_broker_error(error: BaseException, connection: Connection | None) -> bool:
+    if isinstance(error, (OperationalError, OSError)):
+        return True
+    if connection is None:
+        return False
+    if isinstance(error, (*connection.connection_errors, *connection.channel_errors)):
+        return True
+    # kombu 5.7 loses its poller's channel when Redis goes away under it.
+    return isinstance(error, AttributeError) and "'NoneType'" in str(error)

@@ -1,0 +1,102 @@
+"""Requests to workers: published in batches as Celery tasks, by name.
+
+Used by the dispatcher, after the attempts are committed, and by `rollout rescore`. Must not: touch
+the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+
+from celery import Celery
+from kombu.exceptions import BatchPublishError, OperationalError
+
+from pipeline.contract.messages import TASK_RESCORE, TASK_RUN, RescoreRequest, RolloutRequest
+from pipeline.queue.broker import Broker
+from pipeline.queue.celery_app import make_celery_app
+from pipeline.queue.signing import CANCEL, REQUEST
+
+
+class RequestPublisher:
+    """Publishes requests; the task id is the attempt's label."""
+
+    def __init__(self, broker: Broker, *, expires_s: float) -> None:
+        self._broker = broker
+        self._app: Celery = make_celery_app(broker)
+        self._expires_s = expires_s
+
+    def publish(self, requests: Sequence[RolloutRequest], *, queue: str) -> None:
+        """Publish all requests to a queue.
+
+        Raises:
+            QueueUnavailable: The broker does not answer; some may have been published, and
+                publishing all of them again does no harm: a worker runs an attempt once.
+        """
+        self._send(TASK_RUN, [(request.label, request) for request in requests], queue)
+
+    def publish_rescores(self, requests: Sequence[RescoreRequest], *, queue: str) -> None:
+        """Publish requests to score stored trajectories again.
+
+        Raises:
+            QueueUnavailable: The broker does not answer; publish all of them again.
+        """
+        named = [(f"{request.label}-{request.reward}", request) for request in requests]
+        self._send(TASK_RESCORE, named, queue)
+
+    def _send(
+        self,
+        task: str,
+        requests: Sequence[tuple[str, RolloutRequest | RescoreRequest]],
+        queue: str,
+    ) -> None:
+        name = self._broker.prefix + queue
+        signer = self._broker.signer
+        expires = datetime.now(UTC) + timedelta(seconds=self._expires_s)
+        try:
+            with self._app.producer_pool.acquire(block=True) as producer, producer.batch():
+                for task_id, request in requests:
+                    message = request.model_dump_json(exclude_defaults=True)
+                    signature = signer.signature(message, REQUEST)
+                    self._app.send_task(
+                        task,
+                        args=(message, signature) if signature else (message,),
+                        task_id=task_id,
+                        queue=name,
+                        producer=producer,
+                        expires=expires,
+                        retry=False,
+                        argsrepr=request.describe(),
+                        kwargsrepr="",
+                    )
+        except (OperationalError, BatchPublishError, OSError) as error:
+            self._start_over()
+            raise self._broker.unavailable(error) from error
+
+    def stop_attempts(self, labels: Sequence[str]) -> None:
+        """Tell workers to stop attempts that are no longer theirs; heard by those that can.
+
+        Best effort: a worker that does not hear it is fenced, and ends at its own deadline.
+        """
+        if not labels or not self._broker.has_remote_control:
+            return
+        try:
+            arguments: dict[str, object] = {"labels": list(labels)}
+            if signature := self._broker.signer.signature("\n".join(labels), CANCEL):
+                arguments["signature"] = signature
+            with self._app.connection_for_write() as connection:
+                # The broadcast itself would wait for ever for a broker that is away.
+                connection.ensure_connection(max_retries=1, timeout=self._broker.connect_timeout_s)
+            self._app.control.broadcast("cancel_attempts", arguments=arguments)
+        except (OperationalError, OSError) as error:
+            self._start_over()
+            raise self._broker.unavailable(error) from error
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._app.close()
+
+    def _start_over(self) -> None:
+        # The pool is kombu's, one per process and broker: closed for good, it would stay so.
+        pool = self._app.pool
+        pool.resize(pool.limit, force=True, ignore_errors=True, reset=True)

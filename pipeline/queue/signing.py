@@ -1,0 +1,91 @@
+"""Signatures of messages: with a shared key, what was not signed with it is refused.
+
+Used by publishers, consumers, workers and the payload store. A signature is for one purpose, so a
+request cannot be passed off as a completion; it hides nothing. Must not: decode messages.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+
+from pipeline.contract.errors import MalformedMessage
+
+#: Begins a sealed body: the magic, the signature, then the body itself.
+_MAGIC = b"RPS1"
+_SIGNATURE_BYTES = hashlib.sha256().digest_size
+_HEAD_BYTES = len(_MAGIC) + _SIGNATURE_BYTES
+
+REQUEST = b"request"
+COMPLETION = b"completion"
+HEARTBEAT = b"heartbeat"
+CANCEL = b"cancel"
+
+
+class Forged(MalformedMessage):
+    """A message that is not signed with our key: it was changed, or is not ours at all."""
+
+    code = "E304"
+
+
+class Signer:
+    """Signs and checks; without a key it does neither.
+
+    Args:
+        key: Shared by all processes of a deployment.
+    """
+
+    def __init__(self, key: bytes | None) -> None:
+        self._key = key
+
+    def signature(self, message: bytes | str, purpose: bytes) -> str:
+        """Return a signature that travels beside the message; empty without a key."""
+        return self._digest(message, purpose).hex() if self._key else ""
+
+    def check(self, message: bytes | str, signature: str, purpose: bytes) -> None:
+        """Compare a signature that came beside a message.
+
+        Raises:
+            Forged: It is missing or wrong.
+        """
+        if self._key and not hmac.compare_digest(
+            self._digest(message, purpose).hex().encode(), signature.encode("utf-8", "replace")
+        ):
+            raise _forged(purpose, is_signed=bool(signature))
+
+    def seal(self, body: bytes, purpose: bytes) -> bytes:
+        """Return the body with its signature in front; as it is without a key."""
+        return _MAGIC + self._digest(body, purpose) + body if self._key else body
+
+    def open(self, data: bytes, purpose: bytes) -> bytes:
+        """Return the body of what `seal` made; without a key it is not checked.
+
+        Raises:
+            Forged: It is not signed, or not with our key.
+        """
+        body = unsealed(data)
+        if self._key is None:
+            return body
+        signature = data[len(_MAGIC) : _HEAD_BYTES] if body is not data else b""
+        if not hmac.compare_digest(self._digest(body, purpose), signature):
+            raise _forged(purpose, is_signed=bool(signature))
+        return body
+
+    def _digest(self, message: bytes | str, purpose: bytes) -> bytes:
+        assert self._key
+        data = message.encode("utf-8", "surrogatepass") if isinstance(message, str) else message
+        return hmac.digest(self._key, purpose + b"\0" + data, "sha256")
+
+
+def unsealed(data: bytes) -> bytes:
+    """Return the body without its signature, whoever made it."""
+    return data[_HEAD_BYTES:] if data[: len(_MAGIC)] == _MAGIC else data
+
+
+def _forged(purpose: bytes, *, is_signed: bool) -> Forged:
+    said = "is signed with another key, or was changed" if is_signed else "is not signed"
+    return Forged(
+        f"A {purpose.decode()} message {said}.",
+        why="This process takes only what is signed with its broker.signing_key.",
+        remedy="Give all processes of this deployment the same ROLLOUT_BROKER__SIGNING_KEY.",
+    )
