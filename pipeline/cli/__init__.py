@@ -1,0 +1,1 @@
+"""The command line; the composition root that wires producers, pipeline and workers."""

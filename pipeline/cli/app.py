@@ -1,0 +1,194 @@
+"""The command `rollout`: which commands there are, and how they end.
+
+The console script calls `main`. Command modules import what is heavy inside their functions, so
+that help and completion answer at once. Must not: know what a command does.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pipeline.cli import (
+    batches,
+    bench,
+    configuration,
+    dashboard,
+    database,
+    demo,
+    dlq,
+    doctor,
+    errors,
+    limits,
+    operations,
+    policy,
+    rescore,
+    run,
+    runs,
+    servers,
+    show,
+    submit,
+    workers,
+)
+from pipeline.cli.options import GlobalFlags
+from pipeline.cli.output import print_error
+from pipeline.contract.errors import PipelineError
+
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+
+E_BUG = "E001"
+E_USAGE = "E002"
+
+_START = "Start"
+_RUNS = "Runs"
+_TRAINING = "Training data"
+_PROCESSES = "Processes"
+_SETUP = "Setup"
+
+app = typer.Typer(
+    name="rollout",
+    help="Durable rollouts for agentic RL and evaluation.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    # Boxes are for people: a pipe gets plain text, whatever FORCE_COLOR or a CI say.
+    rich_markup_mode="rich" if sys.stdout.isatty() else None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"rollout {version('rollout-pipeline')}")
+        raise typer.Exit
+
+
+@app.callback()
+def rollout(
+    ctx: typer.Context,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(help="Private servers, payloads and logs (default: .rollout)."),
+    ] = None,
+    profile: Annotated[
+        str | None, typer.Option(help="Which [profile.NAME] of rollout.toml to use.")
+    ] = None,
+    log_level: Annotated[
+        str | None, typer.Option(help="DEBUG, INFO, WARNING or ERROR; logs go to stderr.")
+    ] = None,
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Hold what all commands share."""
+    ctx.obj = GlobalFlags(data_dir=data_dir, profile=profile, log_level=log_level)
+
+
+for _panel, _name, _command in (
+    (_START, "demo", demo.demo),
+    (_START, "run", run.run),
+    (_START, "submit", submit.submit),
+    (_START, "resume", run.resume),
+    (_RUNS, "runs", runs.runs),
+    (_RUNS, "status", runs.status),
+    (_RUNS, "watch", runs.watch),
+    (_RUNS, "errors", errors.errors),
+    (_RUNS, "retry", operations.retry),
+    (_RUNS, "rescore", rescore.rescore),
+    (_RUNS, "pause", operations.pause),
+    (_RUNS, "continue", operations.continue_),
+    (_RUNS, "cancel", operations.cancel),
+    (_TRAINING, "pull", batches.pull),
+    (_TRAINING, "commit", batches.commit),
+    (_TRAINING, "export", batches.export),
+    (_PROCESSES, "up", servers.up),
+    (_PROCESSES, "down", servers.down),
+    (_PROCESSES, "ps", servers.ps),
+    (_PROCESSES, "worker", workers.worker),
+    (_PROCESSES, "controller", workers.controller),
+    (_PROCESSES, "flower", dashboard.flower),
+    (_PROCESSES, "offline-policy", policy.offline_policy),
+    (_SETUP, "doctor", doctor.doctor),
+    (_SETUP, "bench", bench.bench),
+):
+    app.command(_name, rich_help_panel=_panel)(_command)
+
+for _panel, _name, _group in (
+    (_RUNS, "show", show.show),
+    (_RUNS, "dlq", dlq.dlq),
+    (_PROCESSES, "limits", limits.limits),
+    (_SETUP, "db", database.db),
+    (_SETUP, "config", configuration.config),
+):
+    app.add_typer(_group, name=_name, rich_help_panel=_panel)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command line and exit."""
+    code = run_command(sys.argv[1:] if argv is None else argv)
+    if code == EXIT_INTERRUPTED:
+        # Where the interruption hit code that was compiled from a string, CPython remembers it
+        # and would end by a signal, although it was handled.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
+def run_command(arguments: list[str]) -> int:
+    """Run one command and return its exit code; every failure is reported, none escapes."""
+    as_json = "--json" in arguments
+    try:
+        return _invoke(arguments)
+    except PipelineError as error:
+        print_error(error.code, error.what, error.why, error.remedy, as_json=as_json)
+        return error.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        print_error("E130", "Interrupted.", as_json=as_json)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has seen enough; the interpreter must not complain at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
+    # Broad on purpose: the last stop before the interpreter; whatever comes here is our bug.
+    except Exception as error:
+        return _report(error, as_json=as_json)
+
+
+def _invoke(arguments: list[str]) -> int:
+    if "_ROLLOUT_COMPLETE" in os.environ:
+        app(arguments, prog_name="rollout")
+    # Not `app(...)`: that has ends of its own for interruptions and closed pipes.
+    command: Any = typer.main.get_command(app)
+    try:
+        with command.make_context("rollout", list(arguments)) as context:
+            command.invoke(context)
+    except typer.Exit as end:
+        return end.exit_code
+    return 0
+
+
+def _report(error: Exception, *, as_json: bool) -> int:
+    format_message: Any = getattr(error, "format_message", None)
+    if format_message is None:
+        traceback.print_exception(error)
+        first_line = (str(error).splitlines() or [""])[0]
+        what = f"This is a bug: {type(error).__name__}: {first_line}"
+        print_error(E_BUG, what, remedy="Please report it with the traceback.", as_json=as_json)
+        return 1
+    # A usage error of the option parser, whichever package it comes from.
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context else "rollout"
+    if type(error).__name__ == "NoArgsIsHelpError":
+        sys.stderr.write(format_message() + "\n")
+        return 2
+    print_error(E_USAGE, format_message(), remedy=f"See: {path} --help", as_json=as_json)
+    return 2

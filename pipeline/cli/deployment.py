@@ -1,0 +1,159 @@
+"""Where a command works: settings, private servers where none are named, an open store.
+
+The composition root of the command line. Without a database or broker URL the private servers of
+the data directory are started on demand; they go on until `rollout down`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import typer
+
+from pipeline.cli.options import GlobalFlags
+from pipeline.contract.errors import NotFound
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection, Engine
+
+    from pipeline.embedded import EmbeddedServices
+    from pipeline.settings import Settings
+
+E_NO_DATA = "E121"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """Settings with every URL resolved, and the store."""
+
+    settings: Settings
+    engine: Engine
+
+    def transact(self, work: Callable[[Connection], T]) -> T:
+        """Run `work` in one transaction."""
+        from pipeline.store.engine import transact
+
+        return transact(self.engine, work)
+
+
+def settings_of(ctx: typer.Context, overrides: Mapping[str, Any] | None = None) -> Settings:
+    """Return the settings with the flags of this call; the data directory is absolute.
+
+    Raises:
+        ConfigError: A setting cannot work.
+    """
+    from pipeline.settings import load_settings
+
+    settings = load_settings(overrides={**settings_flags(ctx), **(overrides or {})})
+    return settings.model_copy(update={"data_dir": settings.data_dir.expanduser().resolve()})
+
+
+def settings_flags(ctx: typer.Context) -> dict[str, Any]:
+    """Return the settings that stand before the command, nested like the settings."""
+    flags: GlobalFlags = ctx.obj or GlobalFlags()
+    return {
+        "data_dir": str(flags.data_dir) if flags.data_dir else None,
+        "profile": flags.profile,
+        "log_level": flags.log_level.upper() if flags.log_level else None,
+    }
+
+
+def private_services(settings: Settings) -> EmbeddedServices:
+    """Return the private servers of the data directory."""
+    from pipeline.embedded import EmbeddedServices
+
+    return EmbeddedServices(settings.data_dir)
+
+
+def with_broker(settings: Settings) -> Settings:
+    """Return settings that name a broker, starting the private one if need be."""
+    if not settings.embedded_broker:
+        return settings
+    return _with_url(settings, "broker", private_services(settings).start_redis())
+
+
+def with_database(settings: Settings) -> Settings:
+    """Return settings that name a database, starting the private one if need be."""
+    if not settings.embedded_database:
+        return settings
+    return _with_url(settings, "database", private_services(settings).start_postgres())
+
+
+@contextmanager
+def open_deployment(
+    settings: Settings, *, broker: bool = False, create: bool = False
+) -> Iterator[Deployment]:
+    """Open the store, migrated: a private one by us, one that is named by its owner.
+
+    Args:
+        settings: As `settings_of` returns them.
+        broker: Whether a broker is needed too.
+        create: Whether a data directory may be made; else an empty one is an error.
+
+    Raises:
+        NotFound: There is no private store here, and none may be made.
+        SchemaOutdated: The named database was not migrated.
+        StoreUnavailable: It does not answer.
+    """
+    is_private = settings.embedded_database
+    if is_private and not create:
+        _require_data(settings.data_dir)
+    settings = with_database(settings)
+    engine = engine_of(settings)
+    try:
+        _prepare_schema(engine, is_private=is_private)
+        yield Deployment(with_broker(settings) if broker else settings, engine)
+    finally:
+        engine.dispose()
+
+
+def engine_of(settings: Settings) -> Engine:
+    """Return an engine for the database the settings name."""
+    from pipeline.store.engine import open_engine
+
+    assert settings.database.url is not None
+    return open_engine(
+        settings.database.url.get_secret_value(),
+        pool_size=settings.database.pool_size,
+        connect_timeout_s=settings.database.connect_timeout_s,
+    )
+
+
+@contextmanager
+def opened(ctx: typer.Context, **options: Any) -> Iterator[Deployment]:
+    """Open the deployment of this call; options are those of `open_deployment`."""
+    with open_deployment(settings_of(ctx), **options) as deployment:
+        yield deployment
+
+
+def _prepare_schema(engine: Engine, *, is_private: bool) -> None:
+    from pipeline.store import schema
+
+    if is_private:
+        schema.upgrade(engine)
+    else:
+        schema.require_current(engine)
+
+
+def _require_data(data_dir: Path) -> None:
+    if (data_dir / "postgres").exists() or (data_dir / "services.json").exists():
+        return
+    raise NotFound(
+        f"There are no runs in {data_dir}.",
+        remedy="Begin with `rollout run`, go to the folder where you began, or name it with "
+        "--data-dir (or ROLLOUT_DATABASE__URL).",
+        code=E_NO_DATA,
+    )
+
+
+def _with_url(settings: Settings, section: str, url: str) -> Settings:
+    from pydantic import SecretStr
+
+    changed = getattr(settings, section).model_copy(update={"url": SecretStr(url)})
+    return settings.model_copy(update={section: changed})

@@ -1,0 +1,22 @@
+"""Where log lines go: stderr, one format.
+
+Called by commands that run for long; the others are quiet.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+
+def log_to_stderr(level: str) -> None:
+    """Send log lines of this severity and above to stderr."""
+    logging.basicConfig(
+        level=level,
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        force=True,
+    )
+    # Libraries that tell every request or connection at INFO.
+    for name in ("httpx", "httpcore", "openai", "amqp", "botocore", "urllib3", "asyncio"):
+        logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLevelName(level)))

@@ -1,0 +1,99 @@
+"""Options and arguments that several commands share, and commands that take them as one value.
+
+Used by the command modules. Must not: import anything heavy; it is loaded for `--help`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_type_hints
+
+import typer
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+RunName = Annotated[
+    str,
+    typer.Argument(metavar="RUN", help="A run's name, a unique beginning of it, or @last."),
+]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document; errors too.", show_default=False)
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.", show_default=False)]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Only say what would be done.", show_default=False)
+]
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalFlags:
+    """What stands before the command; None where it was not given."""
+
+    data_dir: Path | None = None
+    profile: str | None = None
+    log_level: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """How workers are run; None leaves it to the settings."""
+
+    concurrency: Annotated[
+        int | None, typer.Option("--concurrency", "-c", min=1, help="Attempts at once per worker.")
+    ] = None
+    plugin: Annotated[
+        list[str] | None,
+        typer.Option(metavar="MODULE", help="Module or .py file with agents, tools, rewards."),
+    ] = None
+
+
+def takes(options: type[Any], parameter: str) -> Callable[[F], F]:
+    """Give a command the fields of a dataclass as options, and the function one value of it.
+
+    `@takes(WorkerOptions, "workers")` turns the parameter `workers` into `--concurrency` and
+    `--plugin`, in its place.
+    """
+    hints = get_type_hints(options, include_extras=True)
+    fields = dataclasses.fields(options)
+
+    def decorate(function: F) -> F:
+        own = get_type_hints(function, include_extras=True)
+        parameters: list[inspect.Parameter] = []
+        for known in inspect.signature(function).parameters.values():
+            if known.name != parameter:
+                annotation = own.get(known.name, known.annotation)
+                parameters.append(known.replace(annotation=annotation))
+                continue
+            parameters += [
+                inspect.Parameter(
+                    field.name,
+                    inspect.Parameter.KEYWORD_ONLY,
+                    annotation=hints[field.name],
+                    default=_default(field),
+                )
+                for field in fields
+            ]
+
+        def command(**values: Any) -> Any:
+            taken = {field.name: values.pop(field.name) for field in fields}
+            return function(**values, **{parameter: options(**taken)})
+
+        command.__name__ = function.__name__
+        command.__doc__ = function.__doc__
+        command.__module__ = function.__module__
+        # Keyword-only, so that an option without a default may follow one that has one.
+        command.__signature__ = inspect.Signature(  # pyright: ignore[reportFunctionMemberAccess]
+            [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]
+        )
+        command.__annotations__ = {each.name: each.annotation for each in parameters}
+        return command  # pyright: ignore[reportReturnType]
+
+    return decorate
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    return inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default

@@ -1,0 +1,133 @@
+"""`rollout runs`, `status`, `watch`: what runs there are, and how far they are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pipeline.cli.deployment import opened
+from pipeline.cli.options import Json, RunName
+from pipeline.cli.output import counts, note, number, print_json, print_table
+from pipeline.cli.progress import wait_for_run
+
+if TYPE_CHECKING:
+    from pipeline.store.status import RunStatus
+
+
+def runs(
+    ctx: typer.Context,
+    limit: Annotated[int, typer.Option(min=1, help="Only the newest.")] = 20,
+    as_json: Json = False,
+) -> None:
+    """List the runs, newest first."""
+    from pipeline.store.runs import list_runs
+    from pipeline.store.status import run_status
+
+    with opened(ctx) as deployment:
+        found = deployment.transact(
+            lambda connection: [
+                (run, run_status(connection, run)) for run in list_runs(connection, limit=limit)
+            ]
+        )
+    if as_json:
+        print_json(
+            {
+                "runs": [
+                    status.to_json() | {"created_at": run.created_at.isoformat()}
+                    for run, status in found
+                ]
+            }
+        )
+        return
+    print_table(
+        ("run", "state", "created", "rollouts", "succeeded", "failed", "reward", "ready groups"),
+        [
+            (
+                run.slug,
+                status.state,
+                f"{run.created_at:%Y-%m-%d %H:%M:%S}",
+                status.rollouts["total"],
+                status.rollouts["succeeded"],
+                status.rollouts["failed"],
+                number(status.reward_mean),
+                status.groups["ready"],
+            )
+            for run, status in found
+        ],
+        right=("rollouts", "succeeded", "failed", "reward", "ready groups"),
+    )
+
+
+def status(ctx: typer.Context, run: RunName = "@last", as_json: Json = False) -> None:
+    """Say how far a run is, and what it waits for."""
+    from pipeline.store.runs import get_run
+    from pipeline.store.status import run_status
+
+    with opened(ctx) as deployment:
+        found = deployment.transact(
+            lambda connection: run_status(connection, get_run(connection, run))
+        )
+    if as_json:
+        print_json(found.to_json())
+    else:
+        print_status(found)
+
+
+def watch(
+    ctx: typer.Context,
+    run: RunName = "@last",
+    timeout_s: Annotated[float | None, typer.Option(min=0, help="Longest wait.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Follow a run until it is done; Ctrl-C only stops watching."""
+    from pipeline.store.runs import get_run
+
+    with opened(ctx) as deployment:
+        found = deployment.transact(lambda connection: get_run(connection, run))
+        try:
+            final = wait_for_run(deployment, found, timeout_s=timeout_s)
+        except KeyboardInterrupt:
+            note(f"The run goes on. Watch it again: rollout watch {found.slug}")
+            raise typer.Exit(130) from None
+    if as_json:
+        print_json(final.to_json())
+    else:
+        print_status(final)
+
+
+def print_status(status: RunStatus) -> None:
+    """Print a run's figures for a person."""
+    rows: list[tuple[str, Any]] = [
+        ("state", status.state),
+        ("groups", counts(status.groups)),
+        ("rollouts", _rollouts(status)),
+        ("reward", _reward(status)),
+        ("attempts", status.attempts),
+        ("errors", counts(status.errors)),
+        ("tokens", f"{status.prompt_tokens:,} prompt, {status.completion_tokens:,} completion"),
+        ("elapsed", f"{status.elapsed_s:.1f} s"),
+    ]
+    if status.drops:
+        rows.insert(2, ("dropped", counts(status.drops)))
+    if status.sums.cut:
+        share = f"{status.sums.cut_share:.0%} of {status.sums.rollouts} rollouts"
+        rows.insert(2, ("cut", f"{status.sums.cut}, {share}: not needed or not in time"))
+    rows.insert(2, ("sum", f"{status.sums}{'' if status.sums.adds_up else ' (DOES NOT ADD UP)'}"))
+    print_table(("run", status.run), rows)
+    for sentence in status.waits:
+        print(sentence)
+
+
+def _rollouts(status: RunStatus) -> str:
+    total = status.rollouts["total"]
+    by_state = {name: n for name, n in status.rollouts.items() if name != "total"}
+    return f"{total}: {counts(by_state)}"
+
+
+def _reward(status: RunStatus) -> str:
+    if status.reward_mean is None or status.reward_std is None:
+        return "none yet"
+    error = status.reward_std / status.reward_n**0.5
+    mean = f"{number(status.reward_mean)} ± {number(error)}"
+    return f"{mean} (mean ± standard error of {status.reward_n})"

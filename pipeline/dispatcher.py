@@ -1,0 +1,160 @@
+"""The dispatcher: turns queued rollouts into committed attempts, then publishes them.
+
+Row first, publish second, one publisher: first attempts, retries and rescues all take this road.
+Must not: decide outcomes.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, Engine
+
+from pipeline.contract.errors import (
+    SCORED_BY_DEFAULT,
+    Action,
+    ErrorClass,
+    QueueUnavailable,
+)
+from pipeline.contract.messages import Completion, ErrorRecord, RolloutRequest
+from pipeline.contract.rollout import label_of
+from pipeline.queue.requests import RequestPublisher
+from pipeline.settings import Settings
+from pipeline.store.engine import WORK_CHANNEL, Listener, transact
+from pipeline.store.outcomes import record_outcomes
+from pipeline.store.rollouts import ClaimedAttempt, claim, count_in_flight, wait_to_claim
+from pipeline.store.runs import Run, active_runs
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    queue: str
+    requests: list[RolloutRequest]
+
+
+class Dispatcher:
+    """Keeps up to `max_in_flight` attempts on the broker and in workers."""
+
+    name = "dispatcher"
+
+    def __init__(self, engine: Engine, publisher: RequestPublisher, settings: Settings) -> None:
+        self._engine = engine
+        self._publisher = publisher
+        self._settings = settings.dispatch
+        # An unstarted request is discarded by its worker at `expires`; only after that, and a
+        # grace, may it be given up: no stale copy can then run beside its successor.
+        self._unstarted_lease_s = settings.dispatch.request_expires_s + settings.lease.lease_s
+        self._listener = Listener(engine, WORK_CHANNEL)
+        self._unpublished: list[_Batch] = []
+        self._woken = True
+
+    def step(self) -> None:
+        """Publish what is committed, claim more, or wait until there is work."""
+        self._publish()
+        self._unpublished = transact(self._engine, self._claim)
+        if self._unpublished:
+            self._publish()
+        else:
+            self._woken = self._listener.wait(self._settings.poll_s)
+
+    def close(self) -> None:
+        """Hand back what was claimed and could not be published."""
+        try:
+            self._publish()
+        except QueueUnavailable:
+            requests = [request for batch in self._unpublished for request in batch.requests]
+            log.warning("dispatcher hands back %d unpublished attempts.", len(requests))
+            transact(
+                self._engine,
+                lambda connection: record_outcomes(
+                    connection, [_never_published(request) for request in requests]
+                ),
+            )
+        self._listener.close()
+        self._publisher.close()
+
+    def _publish(self) -> None:
+        while self._unpublished:
+            batch = self._unpublished[0]
+            self._publisher.publish(batch.requests, queue=batch.queue)
+            self._unpublished.pop(0)
+
+    def _claim(self, connection: Connection) -> list[_Batch]:
+        wait_to_claim(connection)
+        in_flight = count_in_flight(connection)
+        room = self._settings.max_in_flight - sum(in_flight.values())
+        # Refilling for every freed place would make many small transactions out of few large ones.
+        if room < max(1, self._settings.max_in_flight // 10) and self._woken:
+            return []
+        batches: list[_Batch] = []
+        runs = active_runs(connection) if room > 0 else []
+        for position, run in enumerate(runs):
+            # Runs of one priority share what is left; a higher priority takes all it can.
+            peers = sum(other.config.priority == run.config.priority for other in runs[position:])
+            most = min(-(-room // peers), self._settings.batch_size)
+            if run.config.max_in_flight is not None:
+                most = min(most, run.config.max_in_flight - in_flight.get(run.run_id, 0))
+            if most <= 0:
+                continue
+            claimed = claim(connection, run, most=most, lease_s=self._unstarted_lease_s)
+            room -= len(claimed)
+            if claimed:
+                requests = [request_of(run, attempt) for attempt in claimed]
+                batches.append(_Batch(run.config.queue, requests))
+        return batches
+
+
+def request_of(run: Run, attempt: ClaimedAttempt) -> RolloutRequest:
+    """Return the message that asks a worker to run an attempt."""
+    config = run.config
+    return RolloutRequest(
+        run=run.slug,
+        run_id=run.run_id,
+        group_id=attempt.group_id,
+        group_no=attempt.group_no,
+        rollout_id=attempt.rollout_id,
+        rollout_index=attempt.rollout_index,
+        n=attempt.n,
+        attempt_no=attempt.attempt_no,
+        label=label_of(run.slug, attempt.group_no, attempt.rollout_index, attempt.attempt_no),
+        prompt=attempt.payload,
+        agent=config.agent,
+        agent_config=config.agent_config,
+        tools=config.tools,
+        tools_config=config.tools_config,
+        reward=config.reward,
+        reward_config=config.reward_config,
+        model=config.model,
+        base_url=config.base_url,
+        sampling=config.sampling,
+        limits=config.limits,
+        scored=tuple(
+            error_class
+            for error_class in SCORED_BY_DEFAULT
+            if config.on_error.get(error_class, Action.SCORE) is Action.SCORE
+        ),
+        # A tool's failure is told to the model, unless the run names another action for it.
+        strict_tools=ErrorClass.TOOL_ERROR in config.on_error,
+        policy_version=run.policy_version,
+        weight=config.weight,
+    )
+
+
+def _never_published(request: RolloutRequest) -> Completion:
+    return Completion(
+        run_id=request.run_id,
+        group_id=request.group_id,
+        rollout_id=request.rollout_id,
+        attempt_no=request.attempt_no,
+        label=request.label,
+        worker_id="",
+        outcome="failed",
+        error=ErrorRecord(
+            error_class=ErrorClass.WORKER_STOPPED,
+            code="never_published",
+            message="The dispatcher stopped before the broker had the request.",
+        ),
+    )

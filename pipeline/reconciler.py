@@ -1,0 +1,208 @@
+"""The reconciler: gives up attempts that nobody has heard of for longer than their lease.
+
+A lost attempt goes through the same decision as any error. Judges only by the database clock, and
+only what the collector has certainly read. Must not: publish.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from kombu import Connection as BrokerConnection
+from sqlalchemy import Connection, Engine, text
+
+from pipeline.contract.errors import ErrorClass, QueueUnavailable
+from pipeline.contract.messages import Completion, ErrorRecord
+from pipeline.queue.broker import Broker
+from pipeline.queue.frames import decode_completions
+from pipeline.queue.payloads import PayloadStore, payload_key
+from pipeline.retry import (
+    HELD_NO_MORE,
+    NEVER_HELD,
+    WORKER_DIED,
+    WORKER_DIED_WITH_OTHERS,
+)
+from pipeline.settings import Settings
+from pipeline.store.engine import transact
+from pipeline.store.group_policy import end_overdue_groups
+from pipeline.store.outcomes import OutcomeReport, record_outcomes
+from pipeline.store.processes import read_up_to
+from pipeline.store.rollouts import SilentAttempt, silent_attempts
+from pipeline.store.runs import list_queues
+
+log = logging.getLogger(__name__)
+
+#: Groups ended in one transaction; workers are told by the answer to their next heartbeat.
+_MOST_OVERDUE = 500
+#: Looks at the queues that are remembered until they are old enough to prove something.
+_MOST_LOOKS = 256
+
+
+class Reconciler:
+    """Looks for silent attempts every `poll_s`."""
+
+    name = "reconciler"
+
+    def __init__(
+        self, engine: Engine, broker: Broker, payloads: PayloadStore, settings: Settings
+    ) -> None:
+        self._engine = engine
+        self._broker = broker
+        self._payloads = payloads
+        self._settings = settings
+        self._connection: BrokerConnection | None = None
+        self._empty_looks: deque[datetime] = deque(maxlen=_MOST_LOOKS)
+        #: When suspects that no worker had announced were given up, and how often lost before.
+        self._unheld: list[tuple[float, int]] = []
+
+    def step(self) -> None:
+        """Give up what is silent, then wait."""
+        transact(self._engine, self._end_overdue)
+        report = transact(self._engine, self._give_up_silent)
+        for sentence in report.paused:
+            log.warning("%s", sentence)
+        if report.retried or report.failed:
+            log.warning(
+                "%d attempts were lost: %d rollouts queued again, %d failed.",
+                report.retried + report.failed,
+                report.retried,
+                report.failed,
+            )
+        time.sleep(self._settings.lease.poll_s)
+
+    def close(self) -> None:
+        """Close the connection to the broker."""
+        if self._connection is not None:
+            self._connection.release()
+            self._connection = None
+
+    def _end_overdue(self, connection: Connection) -> None:
+        cut = end_overdue_groups(connection, most=_MOST_OVERDUE)
+        if cut.groups_ready or cut.groups_dropped:
+            log.info(
+                "Deadlines passed: %d groups are ready as they are, %d dropped; %d rollouts cut.",
+                cut.groups_ready,
+                cut.groups_dropped,
+                cut.cut,
+            )
+
+    def _give_up_silent(self, connection: Connection) -> OutcomeReport:
+        heard = read_up_to(connection, alive_s=self._settings.lease.lease_s)
+        if heard is None:
+            # Nobody reads what workers say, or it has not caught up yet: silence means nothing.
+            return OutcomeReport()
+        self._watch_queues(connection)
+        lease = self._settings.lease
+        silent = silent_attempts(
+            connection,
+            read_up_to=heard,
+            empty_at=self._empty_before(heard - timedelta(seconds=lease.grace_s)),
+            fifo=self._broker.keeps_order,
+            lease_s=lease.lease_s,
+            grace_s=lease.grace_s,
+            most=max(1, int(lease.max_redispatch_per_s * lease.poll_s)),
+        )
+        if not silent:
+            return OutcomeReport()
+        return record_outcomes(connection, self._last_words(silent))
+
+    def _watch_queues(self, connection: Connection) -> None:
+        """Note when no request waits on the broker."""
+        try:
+            if self._connection is None:
+                self._connection = self._broker.connect()
+            waiting = sum(
+                self._broker.depth(self._connection, name) for name in list_queues(connection)
+            )
+        except QueueUnavailable:
+            self.close()
+            self._empty_looks.clear()
+            raise
+        if not waiting:
+            self._empty_looks.append(connection.execute(text("SELECT now()")).scalar_one())
+        elif not self._broker.counts_exactly:
+            # What waits now may have waited before, too.
+            self._empty_looks.clear()
+
+    def _empty_before(self, end: datetime) -> datetime | None:
+        """Return the last look before `end` that found the queues empty; forget older ones."""
+        looks = self._empty_looks
+        while len(looks) > 1 and looks[1] < end:
+            looks.popleft()
+        return looks[0] if looks and looks[0] < end else None
+
+    def _last_words(self, silent: Sequence[SilentAttempt]) -> list[Completion]:
+        now, lease_s = time.monotonic(), self._settings.lease.lease_s
+        self._unheld = [(at, count) for at, count in self._unheld if at > now - 2 * lease_s]
+        self._unheld += [
+            (now, attempt.lost_count)
+            for attempt in silent
+            if attempt.worker_died and attempt.worker_id is None
+        ]
+        codes = find_codes(silent, unheld=[count for _, count in self._unheld])
+        return [
+            self._recovered(attempt) or _lost(attempt, code)
+            for attempt, code in zip(silent, codes, strict=True)
+        ]
+
+    def _recovered(self, attempt: SilentAttempt) -> Completion | None:
+        """Return the outcome of an attempt that reached the payload store, its message lost."""
+        if self._settings.payloads.mode != "object":
+            return None
+        key = payload_key(str(attempt.run_id), attempt.label)
+        frame = self._payloads.get(self._payloads.uri(key))
+        if frame is None:
+            return None
+        completions, _ = decode_completions(frame)
+        if not completions:
+            return None
+        return completions[0].model_copy(update={"body": b""})
+
+
+def find_codes(silent: Sequence[SilentAttempt], *, unheld: Sequence[int]) -> list[str]:
+    """Say of each attempt what its loss tells: who may have killed a worker, and in what company.
+
+    The one that kills its workers is lost each time; its neighbours are not. So the suspect is who
+    was lost most often, and while several were lost as often nobody knows which.
+
+    Args:
+        silent: What is given up now; of a dead worker all that it held.
+        unheld: How often suspects that no worker had announced were lost before: they may have
+            been anywhere.
+    """
+    company: dict[str | None, Counter[int]] = defaultdict(Counter)
+    for attempt in silent:
+        if attempt.worker_died:
+            company[attempt.worker_id][attempt.lost_count] += 1
+    return [_code(attempt, company[attempt.worker_id], unheld) for attempt in silent]
+
+
+def _code(attempt: SilentAttempt, company: Counter[int], unheld: Sequence[int]) -> str:
+    if not attempt.worker_died:
+        return HELD_NO_MORE if attempt.worker_id else NEVER_HELD
+    as_suspect = sum(n for count, n in company.items() if count >= attempt.lost_count)
+    if attempt.worker_id is not None:
+        as_suspect += sum(count >= attempt.lost_count for count in unheld)
+    return WORKER_DIED if as_suspect == 1 else WORKER_DIED_WITH_OTHERS
+
+
+def _lost(attempt: SilentAttempt, code: str) -> Completion:
+    where = f"worker {attempt.worker_id}" if attempt.worker_id else "the broker"
+    return Completion(
+        run_id=attempt.run_id,
+        group_id=attempt.group_id,
+        rollout_id=attempt.rollout_id,
+        attempt_no=attempt.attempt_no,
+        label=attempt.label,
+        worker_id=attempt.worker_id or "",
+        outcome="failed",
+        error=ErrorRecord(
+            error_class=ErrorClass.WORKER_LOST,
+            code=code,
+            message=f"Nothing was heard of it any more; last seen at {where}.",
+        ),
+    )

@@ -1,0 +1,66 @@
+"""The loop that every service runs in: one step after the other, whatever goes wrong.
+
+Used by the controller for dispatcher, collector and reconciler. A service that the database or the
+broker left alone says so, waits, and goes on; it never exits because of them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import uuid
+from typing import Protocol
+
+from pipeline.contract.errors import PipelineError
+
+log = logging.getLogger(__name__)
+
+_MAX_BACKOFF_S = 5.0
+
+
+class Service(Protocol):
+    """Something that works in steps."""
+
+    name: str
+
+    def step(self) -> None:
+        """Do one round of work, waiting a bounded time for it."""
+        ...
+
+    def close(self) -> None:
+        """Let go of connections; the service may not be used afterwards."""
+        ...
+
+
+def run_service(service: Service, stop: threading.Event) -> None:
+    """Run a service until `stop` is set; returns after the step under way."""
+    failures = 0
+    while not stop.is_set():
+        try:
+            service.step()
+            if failures:
+                log.info("%s works again.", service.name)
+            failures = 0
+            continue
+        except PipelineError as error:
+            log.log(
+                logging.WARNING if failures % 10 == 0 else logging.DEBUG,
+                "%s waits: %s %s",
+                service.name,
+                error.code,
+                error,
+            )
+        # Broad on purpose: a bug in one batch must not end the service that all runs depend on.
+        # One of the two places that may (docs/architecture).
+        except Exception:
+            log.exception("%s failed in a step and goes on.", service.name)
+        failures += 1
+        stop.wait(min(_MAX_BACKOFF_S, 0.1 * 2 ** min(failures, 10)))
+    service.close()
+
+
+def process_id(kind: str) -> str:
+    """Return a name for this process that no other has, readable in `ps` and Flower."""
+    return f"{kind}@{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"

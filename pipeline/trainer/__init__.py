@@ -1,0 +1,1 @@
+"""The trainer's side: lease, commit and replay of complete groups."""

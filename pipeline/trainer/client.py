@@ -1,0 +1,279 @@
+"""The trainer's client: pull, commit, abandon and replay complete groups.
+
+Used in the trainer process, by adapters and the command line. Each call is one short transaction;
+no call waits without a timeout, and one that gives up says why. Must not: need the broker.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Connection, Engine
+
+from pipeline.contract.errors import ConfigError
+from pipeline.contract.rollout import RunState
+from pipeline.contract.train_batch import (
+    BatchSpec,
+    NotReady,
+    PipelineStats,
+    ResumeInfo,
+    TrainBatch,
+    TrainGroup,
+    TrainRollout,
+)
+from pipeline.queue.payloads import PayloadStore, load_body, open_payloads
+from pipeline.settings import Settings, load_settings
+from pipeline.store.engine import READY_CHANNEL, Listener, open_engine, transact
+from pipeline.store.runs import Run, get_run
+from pipeline.store.schema import require_current
+from pipeline.store.status import run_state, run_stats
+from pipeline.store.train_batches import (
+    abandon_batch,
+    commit_batches,
+    lease_batch,
+    list_steps,
+    read_groups,
+)
+
+#: A trainer's step rarely takes longer; a lease only ends when another consumer wants the groups.
+LEASE_S = 3600.0
+_POLL_S = 2.0
+
+
+class TrainerClient:
+    """Leases complete groups of one run to one consumer.
+
+    Args:
+        engine: The trajectory store.
+        run: The run's slug.
+        consumer: Who trains; two trainers on one run share its groups.
+        payloads: Where large trajectories lie, if any do.
+        lease_s: Seconds after which another consumer may take over what was not committed.
+
+    Raises:
+        NotFound: There is no such run.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        run: str,
+        consumer: str = "trainer",
+        payloads: PayloadStore | None = None,
+        lease_s: float = LEASE_S,
+    ) -> None:
+        self._engine = engine
+        self._consumer = consumer
+        self._payloads = payloads
+        self._lease_s = lease_s
+        self._run: Run = transact(engine, lambda connection: get_run(connection, run))
+
+    @classmethod
+    def connect(
+        cls, run: str, *, consumer: str = "trainer", settings: Settings | None = None
+    ) -> TrainerClient:
+        """Return a client for the store that the settings name.
+
+        Raises:
+            ConfigError: The settings name no database.
+            SchemaOutdated: It is not migrated.
+        """
+        settings = settings or load_settings()
+        if settings.database.url is None:
+            raise ConfigError(
+                "The trainer does not know where the trajectory store is.",
+                remedy="Set ROLLOUT_DATABASE__URL; `rollout up` prints it for local services.",
+            )
+        engine = open_engine(settings.database.url.get_secret_value())
+        require_current(engine)
+        return cls(engine, run=run, consumer=consumer, payloads=open_payloads(settings))
+
+    def pull(
+        self,
+        step: int,
+        spec: BatchSpec | None = None,
+        *,
+        policy_version: int | None = None,
+        timeout_s: float | None = None,
+    ) -> TrainBatch:
+        """Return the batch of this step: leased now, or the same one as before.
+
+        Args:
+            step: The trainer's step; pulled again it gives the same groups in the same order.
+            spec: What to lease; a replay keeps what was leased.
+            policy_version: Weights being trained, for the record.
+            timeout_s: Longest wait for enough groups; None does not wait.
+
+        Raises:
+            NotReady: Too few groups are ready; `error.stats` says why, `error.drained` whether
+                waiting longer is of no use.
+            Refused: Another consumer took over this step's groups.
+        """
+        spec = spec or BatchSpec()
+        deadline = time.monotonic() + (timeout_s or 0.0)
+        listener: Listener | None = None
+        try:
+            while True:
+                pulled = transact(
+                    self._engine,
+                    lambda connection: self._lease(connection, step, spec, policy_version),
+                )
+                if pulled is not None:
+                    replayed, groups, rollouts = pulled
+                    return TrainBatch(
+                        self._run.slug,
+                        self._consumer,
+                        step,
+                        self._groups(groups, rollouts),
+                        replayed,
+                    )
+                left = deadline - time.monotonic()
+                # The figures are costly in a large run, so they are not asked for at each wake-up.
+                if left <= 0 or self._is_over():
+                    stats = self.stats()
+                    if left <= 0 or stats.drained:
+                        raise NotReady(stats, wanted=spec.groups)
+                listener = listener or Listener(self._engine, READY_CHANNEL)
+                listener.wait(min(left, _POLL_S))
+        finally:
+            if listener is not None:
+                listener.close()
+
+    def commit(self, upto_step: int, *, checkpoint_uri: str | None = None) -> int:
+        """Consume all batches up to this step; call it when the step's checkpoint is durable.
+
+        Committing again changes nothing. Returns the number of groups that became consumed.
+
+        Raises:
+            Refused: One of the steps was taken over by another consumer.
+        """
+        return transact(
+            self._engine,
+            lambda connection: commit_batches(
+                connection,
+                self._run,
+                consumer=self._consumer,
+                upto_step=upto_step,
+                checkpoint_uri=checkpoint_uri,
+            ),
+        )
+
+    def abandon(self, step: int, *, reason: str) -> int:
+        """Give a step's groups back to whoever pulls next; return how many."""
+        return transact(
+            self._engine,
+            lambda connection: abandon_batch(
+                connection, self._run, consumer=self._consumer, step=step, reason=reason
+            ),
+        )
+
+    def resume(self, *, committed_step: int | None) -> ResumeInfo:
+        """Say where to go on after a restart from the checkpoint of `committed_step`.
+
+        Steps up to it are committed, if the trainer had no time to; later ones can be replayed.
+        None: there is no checkpoint.
+        """
+        if committed_step is not None:
+            self.commit(committed_step)
+        steps = transact(
+            self._engine,
+            lambda connection: list_steps(connection, self._run, consumer=self._consumer),
+        )
+        after = -1 if committed_step is None else committed_step
+        replay = tuple(
+            step for step, state in steps if step > after and state in ("leased", "committed")
+        )
+        return ResumeInfo(committed_step, next_step=after + 1, replay=replay)
+
+    def stats(self) -> PipelineStats:
+        """Say how far the run is and what it waits for."""
+        return transact(self._engine, lambda connection: run_stats(connection, self._run))
+
+    def stream(
+        self,
+        spec: BatchSpec | None = None,
+        *,
+        start_step: int = 0,
+        timeout_s: float = 600.0,
+    ) -> Iterator[TrainBatch]:
+        """Yield batch after batch until the run has no more; the caller commits.
+
+        Raises:
+            NotReady: Nothing became ready for `timeout_s`.
+        """
+        step = start_step
+        while True:
+            try:
+                batch = self.pull(step, spec, timeout_s=timeout_s)
+            except NotReady as error:
+                if error.drained:
+                    return
+                raise
+            yield batch
+            step += 1
+
+    def close(self) -> None:
+        """Close the connections to the store."""
+        self._engine.dispose()
+
+    def _is_over(self) -> bool:
+        state = transact(self._engine, lambda connection: run_state(connection, self._run))
+        return state in (RunState.FINISHED, RunState.CANCELLED)
+
+    def _lease(
+        self, connection: Connection, step: int, spec: BatchSpec, policy_version: int | None
+    ) -> tuple[bool, list[Any], list[Any]] | None:
+        leased = lease_batch(
+            connection,
+            self._run,
+            consumer=self._consumer,
+            step=step,
+            spec=spec,
+            policy_version=policy_version,
+            lease_s=self._lease_s,
+        )
+        if leased is None:
+            return None
+        return leased.replayed, *read_groups(connection, leased.group_ids)
+
+    def _groups(self, groups: list[Any], rollouts: list[Any]) -> tuple[TrainGroup, ...]:
+        members: dict[UUID, list[TrainRollout]] = {}
+        for row in rollouts:
+            members.setdefault(row.group_id, []).append(self._rollout(row))
+        return tuple(
+            TrainGroup(
+                group_id=row.group_id,
+                group_no=row.group_no,
+                n_target=row.n_target,
+                prompt=row.payload,
+                rollouts=tuple(members.get(row.group_id, ())),
+                reward_mean=row.reward_mean,
+                reward_std=row.reward_std,
+            )
+            for row in groups
+        )
+
+    def _rollout(self, row: Any) -> TrainRollout:
+        body = row.body
+        if body is None and row.body_uri is not None:
+            if self._payloads is None:
+                raise ConfigError(
+                    f"The trajectory of rollout {row.rollout_id} lies at {row.body_uri}.",
+                    remedy="Give the client the payload store: TrainerClient(payloads=…).",
+                )
+            body = load_body(row.body_uri, self._payloads)
+        return TrainRollout(
+            rollout_id=row.rollout_id,
+            rollout_index=row.rollout_index,
+            reward=row.reward,
+            stop_reason=row.stop_reason,
+            attempt_no=row.attempt_no,
+            body=bytes(body or b""),
+            codec=row.codec or "zstd+json",
+            version_min=row.version_min,
+            version_max=row.version_max,
+        )

@@ -1,0 +1,145 @@
+"""Rollouts as files: JSON Lines or Parquet, one rollout a line, failed ones with their error.
+
+Used by `rollout export` and by trainers that read files. Streams, group after group, in flat
+memory. Must not: lease or commit anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Engine, text
+
+from pipeline.contract.rollout import label_of
+from pipeline.queue.payloads import PayloadStore
+from pipeline.store.engine import transact
+from pipeline.store.runs import Run
+from pipeline.trainer.bodies import try_read_record
+from pipeline.trainer.export_files import Format, open_writer, output_file, require_format
+
+_GROUPS_AT_ONCE = 200
+
+_COUNT = text("SELECT coalesce(max(group_no) + 1, 0) FROM groups WHERE run_id = :run_id")
+
+# The attempt that won; of a rollout that failed, the last.
+_ROWS = text("""
+SELECT r.rollout_id, r.group_id, r.group_no, r.rollout_index, r.state, r.reward, r.stop_reason,
+    r.error_class, r.attempt_no AS attempts, r.finished_at, a.attempt_no, a.error_code,
+    a.error_message, a.phase, a.n_turns, a.prompt_tokens, a.completion_tokens, a.version_min,
+    a.version_max, p.payload, t.body, t.body_uri, t.codec
+FROM groups g
+JOIN prompts p USING (prompt_id)
+JOIN rollouts r ON r.group_id = g.group_id
+LEFT JOIN attempts a ON a.rollout_id = r.rollout_id
+    AND a.attempt_no = coalesce(r.winner_attempt_no, r.attempt_no)
+LEFT JOIN trajectories t ON t.rollout_id = a.rollout_id AND t.attempt_no = a.attempt_no
+WHERE g.run_id = :run_id AND g.group_no >= :first AND g.group_no < :end
+ORDER BY g.group_no, r.rollout_index
+""")
+
+_TERMINAL = frozenset({"succeeded", "failed", "cancelled"})
+
+
+@dataclass(slots=True)
+class ExportReport:
+    """What was written, and what was not."""
+
+    rollouts: int = 0
+    failed: int = 0
+    unfinished: int = 0  #: rollouts that are not terminal; they are left out
+    unreadable: int = 0  #: trajectories that are gone or damaged; their line says so
+
+
+def export_run(
+    engine: Engine, run: Run, path: Path, *, to: Format, payloads: PayloadStore
+) -> ExportReport:
+    """Write the terminal rollouts of a run, in order of group and index.
+
+    Args:
+        engine: The trajectory store.
+        run: Which run.
+        path: Replaced as a whole at the end; `-` is stdout (JSON Lines only).
+        to: Which format.
+        payloads: Where bodies lie that are not in the store.
+
+    Raises:
+        InputError: The file cannot be written.
+        ConfigError: The package for the format is not installed.
+    """
+    report = ExportReport()
+    require_format(to)
+    with output_file(path) as file:
+        writer = open_writer(file, to, run=run.slug)
+        for line in export_lines(engine, run, payloads=payloads, report=report):
+            writer.write(line)
+        writer.close()
+    return report
+
+
+def export_lines(
+    engine: Engine, run: Run, *, payloads: PayloadStore, report: ExportReport | None = None
+) -> Generator[dict[str, Any], None, None]:
+    """Yield one plain dict for each terminal rollout; `report` is kept up to date.
+
+    Whoever stops in the middle closes it.
+    """
+    report = report if report is not None else ExportReport()
+    end = transact(
+        engine, lambda connection: connection.execute(_COUNT, {"run_id": run.run_id}).scalar_one()
+    )
+    for first in range(0, end, _GROUPS_AT_ONCE):
+        values = {"run_id": run.run_id, "first": first, "end": first + _GROUPS_AT_ONCE}
+        with engine.connect() as connection:
+            streaming = connection.execution_options(stream_results=True, yield_per=50)
+            # Closed also where the caller stops in the middle: the cursor is the server's.
+            with streaming.execute(_ROWS, values) as rows:
+                for row in rows:
+                    if row.state not in _TERMINAL:
+                        report.unfinished += 1
+                        continue
+                    yield _line(run, row, payloads, report)
+
+
+def _line(run: Run, row: Any, payloads: PayloadStore, report: ExportReport) -> dict[str, Any]:
+    record, unreadable = try_read_record(row, payloads)
+    report.rollouts += 1
+    report.failed += row.state == "failed"
+    line: dict[str, Any] = {
+        "rollout_id": str(row.rollout_id),
+        "label": label_of(run.slug, row.group_no, row.rollout_index, row.attempts).rpartition("-a")[
+            0
+        ],
+        "run": run.slug,
+        "group_id": str(row.group_id),
+        "group": row.group_no,
+        "index": row.rollout_index,
+        "state": row.state,
+        "reward": row.reward,
+        "stop_reason": row.stop_reason,
+        "error": None if row.error_class is None else _error(row),
+        "attempts": row.attempts,
+        "attempt_no": row.attempt_no,
+        "n_turns": row.n_turns,
+        "tokens": {"prompt": row.prompt_tokens or 0, "completion": row.completion_tokens or 0},
+        "policy_version": {"min": row.version_min, "max": row.version_max},
+        "finished_at": None if row.finished_at is None else row.finished_at.isoformat(),
+        "prompt": row.payload,
+        "messages": record.messages if record else [],
+        "tools": record.tools if record else {},
+    }
+    if unreadable is not None:
+        report.unreadable += 1
+        line["unreadable"] = str(unreadable)
+    return line
+
+
+def _error(row: Any) -> dict[str, Any]:
+    return {
+        "class": row.error_class,
+        "code": row.error_code,
+        "message": row.error_message,
+        "phase": row.phase,
+    }

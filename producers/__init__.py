@@ -1,0 +1,1 @@
+"""Datasets in, prompts, groups and rollouts out."""

@@ -1,0 +1,82 @@
+"""Prompts → run, groups, rollouts: one transaction per chunk, idempotent by key.
+
+Used by the command line, the trainer client and examples. Enqueueing the same dataset under the
+same run again adds nothing; after a crash in the middle it adds what is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from sqlalchemy import Engine
+
+from pipeline.contract.errors import InputError
+from pipeline.contract.run import RunConfig, check_slug
+from pipeline.store.engine import transact
+from pipeline.store.prompts import PromptSource, add_prompts, count_prompts, seal_run
+from pipeline.store.runs import Run, create_run
+from producers.datasets import Prompt
+
+CHUNK = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class EnqueueReport:
+    """What a run has now, and how many prompts of it are new."""
+
+    run: Run
+    prompts: int
+    rollouts: int
+    added: int
+
+
+def enqueue(
+    engine: Engine,
+    *,
+    run: str,
+    config: RunConfig,
+    source: PromptSource,
+    prompts: Iterable[Prompt],
+    on_chunk: Callable[[int], None] = lambda _: None,
+) -> EnqueueReport:
+    """Enqueue prompts for rollout; memory stays flat however many there are.
+
+    Args:
+        engine: The trajectory store.
+        run: Slug of the run; it is created, or added to if it asks for the same thing.
+        config: What the run asks for.
+        source: Dataset, split and epoch, which with the row number make a prompt's identity.
+        prompts: Read lazily.
+        on_chunk: Told the number of prompts read so far.
+
+    Raises:
+        InputError: The slug cannot name a run, or a prompt cannot be read; chunks before it are
+            enqueued, and enqueueing again goes on from there.
+        Refused: The run exists and asks for something else, or a row has changed.
+    """
+    try:
+        check_slug(run)
+    except ValueError as error:
+        raise InputError(str(error), code="E115") from error
+    stored = transact(engine, lambda connection: create_run(connection, run, config))
+    added = read = 0
+    for chunk in _chunks(prompts):
+        rows = [(prompt.row_no, prompt.payload) for prompt in chunk]
+        added += transact(
+            engine, lambda connection, rows=rows: add_prompts(connection, stored, source, rows)
+        )
+        read += len(rows)
+        on_chunk(read)
+    transact(engine, lambda connection: seal_run(connection, stored))
+    total = transact(engine, lambda connection: count_prompts(connection, stored))
+    return EnqueueReport(
+        stored, prompts=total, rollouts=total * config.rollouts_per_prompt, added=added
+    )
+
+
+def _chunks(prompts: Iterable[Prompt]) -> Iterator[list[Prompt]]:
+    iterator = iter(prompts)
+    while chunk := list(islice(iterator, CHUNK)):
+        yield chunk

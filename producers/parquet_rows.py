@@ -1,0 +1,54 @@
+"""Rows of Parquet files, a batch at a time; needs the extra `parquet`.
+
+Called by `datasets.py`. Must not: hold more of a file than a few hundred rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pipeline.contract.errors import InputError
+from producers.rows import E_EXTRA, E_SOURCE, Row
+
+BATCH_ROWS = 256
+
+
+def read_parquet(path: Path) -> Iterator[Row]:
+    """Yield the rows in file order."""
+    row_no = 0
+    with _opened(path) as file:
+        try:
+            # Pre-buffering would load whole row groups, which may be the whole file.
+            for batch in file.iter_batches(batch_size=BATCH_ROWS):
+                for columns in batch.to_pylist():
+                    yield Row(row_no, f"{path} row {row_no + 1}", columns)
+                    row_no += 1
+        except (OSError, ValueError) as error:  # pyarrow's errors are one or the other
+            raise _damaged(path, error, f" after row {row_no}") from error
+
+
+def count_parquet(path: Path) -> int:
+    """Read the number of rows from the file's footer."""
+    with _opened(path) as file:
+        return file.metadata.num_rows
+
+
+def _opened(path: Path) -> Any:
+    try:
+        from pyarrow import parquet
+    except ImportError as error:
+        raise InputError(
+            f"{path} is a Parquet file, and no Parquet reader is installed.",
+            remedy='pip install "rollout-pipeline[parquet]"',
+            code=E_EXTRA,
+        ) from error
+    try:
+        return parquet.ParquetFile(path, pre_buffer=False)
+    except (OSError, ValueError) as error:
+        raise _damaged(path, error, "") from error
+
+
+def _damaged(path: Path, error: Exception, place: str) -> InputError:
+    return InputError(f"{path} cannot be read as Parquet{place}.", why=str(error), code=E_SOURCE)
