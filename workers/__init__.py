@@ -1,0 +1,1 @@
+"""Agents, tools, rewards and the worker process that runs them."""

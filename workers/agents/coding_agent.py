@@ -1,0 +1,208 @@
+"""The `coding` agent: understands, explores, edits, tests and refines in a working directory.
+
+Used by name through the registry. Each trajectory works in a sandbox of its own, unless a working
+directory or tools of one are given. Must not: judge its own work; only the task's tests do.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from typing import Any
+
+from workers.agents.acting_agent import ActingAgent
+from workers.agents.coding_progress import explored_path, is_edit, read_progress
+from workers.agents.coding_task import CodingTask, prepare_task, read_diff, run_tests
+from workers.core.base_tool import BaseAgenticTool
+from workers.core.interaction import end_interactions
+from workers.core.tool_prompt import tools_text
+from workers.core.tool_registry import create_tools
+from workers.core.trajectory import StepType, Trajectory, TrajectoryStep
+from workers.sandbox.base import Sandbox
+from workers.sandbox.shared import SHARED, SandboxSettings
+
+CODING_TOOLS = ("bash_executor", "file_editor", "search", "finish")
+CONTAINER_KINDS = ("docker", "k8s")
+_IN_THE_SANDBOX = ("bash_executor", "file_editor", "search")
+
+
+class CodingAgent(ActingAgent):
+    """Works on code with a shell, an editor and a search.
+
+    The prompt may bring `files`, `test_command` and the other fields of `CodingTask`; the options
+    of the same names are what holds for prompts without. With a test command the final reward is
+    the verdict of the tests, 1.0 or 0.0.
+
+    Args:
+        max_steps: As `BaseAgent`; 60 by default.
+        max_files_to_explore: Most different files that are shown; further ones are refused.
+        max_implementation_attempts: Most failed test runs after an edit; further edits are refused.
+        working_directory: Directory that all trajectories work in; each gets its own when None.
+        root: The same.
+        sandbox: Kind of sandbox, as in `open_sandbox`.
+        sandbox_limits: As in `SandboxLimits`.
+        sandbox_options: Further arguments of the sandbox, such as an image.
+        native_tools: As `ActingAgent`; here True by default.
+        **kwargs: As `ActingAgent`, and the fields of `CodingTask`.
+    """
+
+    default_sandbox = "auto"
+    judges_itself = True
+
+    def __init__(
+        self,
+        max_steps: int = 60,
+        *args: Any,
+        max_files_to_explore: int = 20,
+        max_implementation_attempts: int = 3,
+        working_directory: str | None = None,
+        root: str | None = None,
+        sandbox: Any = None,
+        sandbox_limits: Mapping[str, Any] | None = None,
+        sandbox_options: Mapping[str, Any] | None = None,
+        native_tools: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        self.max_files_to_explore = max_files_to_explore
+        self.max_implementation_attempts = max_implementation_attempts
+        self.working_directory = working_directory or root
+        self.sandbox = sandbox or self.default_sandbox
+        self.sandbox_limits = dict(sandbox_limits or {})
+        self.sandbox_options = dict(sandbox_options or {})
+        super().__init__(max_steps, *args, native_tools=native_tools, **kwargs)
+
+    async def run_trajectory(
+        self, prompt: dict[str, Any], llm_generate_func: Any, request_id: str, **kwargs: Any
+    ) -> Trajectory:
+        """Work on one task, see `BaseAgent.run_trajectory`.
+
+        Raises:
+            SandboxFailure: The sandbox would not start or died.
+            ValueError: A field of the task is not of its type.
+        """
+        trajectory = self.begin(prompt, request_id, kwargs.get("trajectory"))
+        task = CodingTask.from_prompt(prompt, self.config)
+        async with self.workspace(prompt, request_id) as sandbox:
+            base_tree = await prepare_task(task, sandbox, has_own_files=self.has_own_files)
+            worker = self.bound_to(sandbox, task)
+            try:
+                await worker.work(trajectory, llm_generate_func)
+            finally:
+                await worker.release_tools(trajectory)
+            await self.conclude(task, sandbox, base_tree, trajectory)
+        await end_interactions(self.interactions, trajectory)
+        self.finalize_trajectory(trajectory)
+        return trajectory
+
+    @property
+    def has_own_files(self) -> bool:
+        """Whether the working directory is somebody's own; one in a container is not."""
+        return self.working_directory is not None and self.sandbox not in CONTAINER_KINDS
+
+    @asynccontextmanager
+    async def workspace(self, prompt: Mapping[str, Any], request_id: str) -> AsyncIterator[Sandbox]:
+        """Open the sandbox of one trajectory."""
+        config = {
+            "sandbox": self.sandbox,
+            "root": self.working_directory,
+            "limits": self.sandbox_limits,
+            "options": self.options_for(prompt),
+        }
+        settings = SandboxSettings.from_config(config)
+        # Joined, not opened: trajectories in one working directory share its sandbox.
+        try:
+            yield await SHARED.join(self, request_id, settings)
+        finally:
+            await SHARED.leave(self, request_id, settings)
+
+    def options_for(self, prompt: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the further arguments of a prompt's sandbox."""
+        return self.sandbox_options
+
+    def bound_to(self, sandbox: Sandbox, task: CodingTask) -> CodingAgent:
+        """Return this agent with tools that work in the sandbox, for one trajectory."""
+        worker = copy.copy(self)
+        tools = self.tools or create_tools(CODING_TOOLS)
+        worker.set_tools({name: _in_sandbox(name, tool, sandbox) for name, tool in tools.items()})
+        worker.config = {**self.config, "test_command": task.test_command}
+        return worker
+
+    async def conclude(
+        self, task: CodingTask, sandbox: Sandbox, base_tree: str | None, trajectory: Trajectory
+    ) -> None:
+        """Record the difference made and, where the task has tests, their verdict as the reward."""
+        progress = read_progress(trajectory, task.test_command)
+        trajectory.metadata["phases"] = [str(phase) for phase in progress.phases]
+        if base_tree is not None:
+            # Before the tests run: what they leave behind is not the model's work.
+            trajectory.metadata["diff"] = await read_diff(sandbox, base_tree)
+        if task.test_command:
+            verdict = await run_tests(task, sandbox, base_tree)
+            trajectory.metadata["tests"] = asdict(verdict)
+            trajectory.final_reward = 1.0 if verdict.passed else 0.0
+
+    def create_system_prompt(self) -> str:
+        """Return the instructions: how to go about it, and the tools in text mode."""
+        test_command = self.config.get("test_command")
+        tests = f" with: {test_command}" if test_command else ""
+        prompt = (
+            "You are a programmer working in a directory; all paths are relative to it. Go about "
+            "the task in this order:\n"
+            "1. Understand what is asked.\n"
+            f"2. Explore the code that matters (at most {self.max_files_to_explore} files).\n"
+            "3. Implement the smallest change that does it.\n"
+            f"4. Run the tests{tests}\n"
+            f"5. Refine until they pass (at most {self.max_implementation_attempts} attempts).\n"
+            "Then call the tool finish with a summary of what you changed."
+        )
+        if self.native_tools:
+            return prompt
+        return (
+            f"{prompt}\n\nYour tools are:\n{tools_text(self.tool_schemas().values())}\n\n"
+            "In each turn write\n"
+            "Thought: what you know and what to do next\n"
+            "Action: tool_name(parameter='text', other=1)\n"
+            "and stop there. You are then told the tool's result."
+        )
+
+    def refusal(
+        self, number: int, steps: list[TrajectoryStep], trajectory: Trajectory
+    ) -> str | None:
+        """Refuse to show more files, or to edit more often, than is allowed."""
+        call = steps[number]
+        args = call.tool_args or {}
+        path = explored_path(call.tool_name, args)
+        if path is None and not is_edit(call.tool_name, args):
+            return None
+        progress = read_progress(trajectory, self.config.get("test_command"))
+        if path is not None:
+            is_new = path not in progress.explored
+            if is_new and len(progress.explored) >= self.max_files_to_explore:
+                return (
+                    f"not shown: {len(progress.explored)} files were shown already, which is the "
+                    "limit. Work with what you know."
+                )
+        elif progress.failed_attempts >= self.max_implementation_attempts:
+            return (
+                f"not edited: the tests failed after {progress.failed_attempts} attempts, which is "
+                "the limit. Call finish."
+            )
+        return None
+
+
+def _in_sandbox(name: str, tool: Any, sandbox: Sandbox) -> Any:
+    """Return a tool of the same settings that works in the sandbox, unless it has its own place."""
+    if name not in _IN_THE_SANDBOX or not isinstance(tool, BaseAgenticTool):
+        return tool
+    if tool.config.get("root") or not isinstance(tool.config.get("sandbox", ""), str):
+        return tool
+    made: Any = type(tool)
+    return made({**tool.config, "sandbox": sandbox})
+
+
+def last_answer(trajectory: Trajectory) -> str:
+    """Return what the model said its work was; empty when it did not say."""
+    answers = [step for step in trajectory.steps if step.step_type is StepType.FINAL_ANSWER]
+    return answers[-1].content if answers else ""

@@ -1,0 +1,259 @@
+"""A plain async function as an agent: its model calls and tool calls are recorded for it.
+
+Made by `registry.register_agent`. The function is `async def solve(prompt, llm, ...)` and may also
+ask, by name, for `tools`, `request_id`, `trajectory` and `config`. Must not: change what the
+function sends to the model, or turn its exceptions into an answer.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar
+
+from workers.core.base_agent import BaseAgent
+from workers.core.call_parser import CallParseError, parse_json_arguments
+from workers.core.conversation import content_chars, message_text
+from workers.core.model_response import ModelResponse, NativeToolCall
+from workers.core.reply_parser import read_reply, whole_reply
+from workers.core.tool_schemas import ToolResult
+from workers.core.trajectory import StepType, Trajectory, TrajectoryStep
+
+OFFERED = ("tools", "request_id", "trajectory", "config")
+ANSWER_KEYS = ("answer", "content")
+
+
+class AnswerShapeError(TypeError):
+    """A function agent returned something that is no answer: running it again would not help."""
+
+
+class RecordedModel:
+    """The `llm` a function agent is given: calls the model and records the call.
+
+    Args:
+        agent: Gives the sampling parameters.
+        llm_generate_func: The model's client.
+        trajectory: Where calls are recorded.
+    """
+
+    def __init__(self, agent: BaseAgent, llm_generate_func: Any, trajectory: Trajectory) -> None:
+        self._agent = agent
+        self._llm_generate_func = llm_generate_func
+        self._trajectory = trajectory
+        self.n_calls = 0
+
+    async def __call__(self, messages: str | list[dict[str, Any]], **kwargs: Any) -> ModelResponse:
+        """Send messages, or one text, and return the answer; its text is `.text`."""
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        sent = [dict(message) for message in messages]
+        response = await self._agent.call_llm(
+            self._llm_generate_func, messages, self._trajectory, **kwargs
+        )
+        self._record_sent(sent)
+        self.n_calls += 1
+        for step in _reply_steps(response, content_chars(sent)):
+            self._trajectory.add_step(step)
+        return response
+
+    def _record_sent(self, sent: list[dict[str, Any]]) -> None:
+        """Record what was sent and is not in the conversation yet."""
+        if self.n_calls == 0:
+            self._record_prompt(sent)
+            return
+        known = self._trajectory.get_messages()
+        if sent[: len(known)] == known:
+            for message in sent[len(known) :]:
+                self._trajectory.add_step(_sent_step(message))
+        else:
+            step = _sent_step(sent[-1])
+            step.metadata["rewritten_context"] = True
+            self._trajectory.add_step(step)
+
+    def _record_prompt(self, sent: list[dict[str, Any]]) -> None:
+        """Let the prompt's step stand for what was really sent first."""
+        if sent and sent[0].get("role") == "system":
+            self._trajectory.metadata["system_prompt"] = message_text(sent[0])
+            sent = sent[1:]
+        prompt_step = next(
+            step for step in self._trajectory.steps if step.step_type is StepType.OBSERVATION
+        )
+        prompt_step.metadata["chat_messages"] = sent
+
+
+class BoundTool:
+    """One tool, bound to the trajectory: `await tool(expression="1 + 1")` gives a `ToolResult`."""
+
+    def __init__(self, name: str, agent: BaseAgent, trajectory: Trajectory) -> None:
+        self.name = name
+        self._agent = agent
+        self._trajectory = trajectory
+
+    async def __call__(self, **arguments: Any) -> ToolResult:
+        """Run the tool; a failure is a result with success=False."""
+        # The function decides what of this the model gets to see: no chat message.
+        action = TrajectoryStep(
+            StepType.ACTION, self.name, {"chat_message": None}, self.name, arguments
+        )
+        self._trajectory.add_step(action)
+        step = await self._agent.execute_tool_call(self.name, arguments, self._trajectory)
+        step.metadata["chat_message"] = None
+        self._trajectory.add_step(step)
+        return ToolResult(
+            success=step.metadata["execution_successful"],
+            result=step.tool_result,
+            error=step.metadata.get("error"),
+            metrics=step.metadata.get("metrics", {}),
+        )
+
+
+class Tools(Mapping[str, BoundTool]):
+    """The agent's tools by name, bound to one trajectory."""
+
+    def __init__(self, agent: BaseAgent, trajectory: Trajectory) -> None:
+        self._agent = agent
+        self._trajectory = trajectory
+
+    def __getitem__(self, name: str) -> BoundTool:
+        if name not in self._agent.tools:
+            known = ", ".join(self._agent.tools) or "none"
+            raise KeyError(f"there is no tool named {name!r}; available tools: {known}")
+        return BoundTool(name, self._agent, self._trajectory)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._agent.tools)
+
+    def __len__(self) -> int:
+        return len(self._agent.tools)
+
+    def schemas(self) -> list[dict[str, Any]]:
+        """Return the list to pass to `llm(messages, tools=...)`."""
+        return [schema.to_openai() for schema in self._agent.tool_schemas().values()]
+
+    async def answer(self, call: NativeToolCall) -> dict[str, Any]:
+        """Run a native call of the model and return the message that answers it."""
+        try:
+            arguments = parse_json_arguments(call.arguments)
+        except CallParseError as error:
+            result = ToolResult(success=False, error=str(error))
+            step = self._agent.result_step(call.name, None, result, call.id)
+        else:
+            step = await self._agent.execute_tool_call(
+                call.name, arguments, self._trajectory, call_id=call.id
+            )
+        self._trajectory.add_step(step)
+        return dict(step.metadata["chat_message"])
+
+
+class FunctionAgent(BaseAgent):
+    """An agent whose `run_trajectory` is a plain function; each function gets a subclass."""
+
+    function: ClassVar[Callable[..., Any]]
+    wanted: ClassVar[tuple[str, ...]] = ()
+
+    async def run_trajectory(
+        self, prompt: dict[str, Any], llm_generate_func: Any, request_id: str, **kwargs: Any
+    ) -> Trajectory:
+        """Run the function and record its answer, see `BaseAgent.run_trajectory`.
+
+        Raises:
+            AnswerShapeError: It returned something that is no answer.
+        """
+        trajectory = self.begin(prompt, request_id, kwargs.get("trajectory"))
+        llm = RecordedModel(self, llm_generate_func, trajectory)
+        offered = {
+            "tools": Tools(self, trajectory),
+            "request_id": request_id,
+            "trajectory": trajectory,
+            "config": self.config,
+        }
+        wanted = {name: offered[name] for name in self.wanted}
+        try:
+            given = await type(self).function(prompt, llm, **wanted)
+        finally:
+            await self.release_tools(trajectory)
+        trajectory = self._with_answer(given, trajectory, was_said=llm.n_calls > 0)
+        self.finalize_trajectory(trajectory)
+        return trajectory
+
+    def _with_answer(self, given: Any, trajectory: Trajectory, was_said: bool) -> Trajectory:
+        if isinstance(given, Trajectory):
+            return given
+        if isinstance(given, Mapping):
+            given = self._take_dict(given, trajectory)
+        if not isinstance(given, str):
+            raise AnswerShapeError(
+                f"agent {type(self).__name__!r} returned {type(given).__name__}; it must return "
+                'the answer as text, a dict with "answer", or a Trajectory'
+            )
+        # Once the model has spoken, the conversation holds what was said; the answer is a value.
+        metadata: dict[str, Any] = {"chat_message": None} if was_said else {}
+        trajectory.add_step(TrajectoryStep(StepType.FINAL_ANSWER, given, metadata))
+        return trajectory
+
+    def _take_dict(self, given: Mapping[str, Any], trajectory: Trajectory) -> Any:
+        """Take reward and metadata from what the function returned; return its answer."""
+        key = next((key for key in ANSWER_KEYS if key in given), None)
+        if key is None:
+            raise AnswerShapeError(
+                f"agent {type(self).__name__!r} returned a dict with the keys "
+                f'{", ".join(map(repr, given)) or "none"}; it needs "answer" (text)'
+            )
+        reward = given.get("reward")
+        if reward is not None:
+            if isinstance(reward, bool) or not isinstance(reward, int | float):
+                raise AnswerShapeError(
+                    f"agent {type(self).__name__!r}: the reward must be a number"
+                )
+            trajectory.final_reward = float(reward)
+        trajectory.metadata.update(given.get("metadata") or {})
+        return given[key]
+
+
+def agent_class_of(name: str, function: Callable[..., Any]) -> type[FunctionAgent]:
+    """Return the agent class that runs a function.
+
+    Raises:
+        TypeError: It is not `async def f(prompt, llm, ...)` with further parameters of known names.
+    """
+    label = f"agent {name!r}: {getattr(function, '__name__', function)!s}"
+    if not inspect.iscoroutinefunction(function):
+        raise TypeError(f"{label} must be an 'async def' function or a subclass of BaseAgent")
+    parameters = list(inspect.signature(function).parameters.values())
+    positional = [item for item in parameters if item.kind is not item.KEYWORD_ONLY][:2]
+    if len(positional) < 2 or any(item.kind is item.VAR_KEYWORD for item in positional):
+        raise TypeError(f"{label} must take two parameters first: prompt and llm")
+    wanted = []
+    for item in parameters:
+        if item in positional:
+            continue
+        if item.name in OFFERED:
+            wanted.append(item.name)
+        elif item.kind is item.VAR_KEYWORD:
+            wanted = list(OFFERED)
+        elif item.default is item.empty and item.kind is not item.VAR_POSITIONAL:
+            raise TypeError(
+                f"{label} asks for {item.name!r}; besides prompt and llm it may ask for: "
+                f"{', '.join(OFFERED)}"
+            )
+    attributes = {
+        "function": staticmethod(function),
+        "wanted": tuple(wanted),
+        "__doc__": function.__doc__,
+        "__module__": function.__module__,
+    }
+    return type(name, (FunctionAgent,), attributes)
+
+
+def _reply_steps(response: ModelResponse, prompt_chars: int) -> list[TrajectoryStep]:
+    if response.tool_calls:
+        return read_reply(response, prompt_chars=prompt_chars)
+    step = whole_reply(response, prompt_chars)
+    step.step_type = StepType.THOUGHT
+    return [step]
+
+
+def _sent_step(message: dict[str, Any]) -> TrajectoryStep:
+    is_assistant = message.get("role") == "assistant"
+    kind = StepType.THOUGHT if is_assistant else StepType.OBSERVATION
+    return TrajectoryStep(kind, message_text(message), {"chat_message": message})

@@ -1,0 +1,71 @@
+"""The `react` agent: reason, act, observe, in text (`Thought:`, `Action:`) or native tool calls.
+
+Used by name through the registry. Must not: run an action the model did not write itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from workers.agents.acting_agent import ActingAgent
+from workers.core.tool_prompt import tools_text
+from workers.core.trajectory import StepType, Trajectory, TrajectoryStep
+
+_REFLECTION = "Before you go on, think about why this failed and what to do differently."
+
+
+class ReActAgent(ActingAgent):
+    """Reasoning and acting in turns.
+
+    Args:
+        *args: As `BaseAgent`.
+        require_thought_before_action: Whether an action needs a thought before it in its reply; one
+            without is not run, and the model is told so.
+        enable_self_reflection: Whether the model is asked to reflect after a failed tool call.
+        **kwargs: As `ActingAgent`.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        require_thought_before_action: bool = False,
+        enable_self_reflection: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        self.require_thought_before_action = require_thought_before_action
+        self.enable_self_reflection = enable_self_reflection
+        super().__init__(*args, **kwargs)
+
+    def create_system_prompt(self) -> str:
+        """Return the instructions for the text protocol, or the shorter ones for native calls."""
+        if self.native_tools or not self.tools:
+            use = " Call the tools where they help." if self.tools else ""
+            return f"Think step by step.{use} Write your result after 'Final Answer:'."
+        return (
+            "Solve the task in turns of thinking and acting. You have these tools:\n"
+            f"{tools_text(self.tool_schemas().values())}\n\n"
+            "In each turn write\n"
+            "Thought: what you know and what to do next\n"
+            "Action: tool_name(parameter='text', other=1)\n"
+            "and stop there. You are then told 'Observation:' and the tool's result. When you know "
+            "the result of the task, write\n"
+            "Thought: why it is the result\n"
+            "Final Answer: the result"
+        )
+
+    def refusal(
+        self, number: int, steps: list[TrajectoryStep], trajectory: Trajectory
+    ) -> str | None:
+        """Refuse an action that has no thought before it, where thoughts are required."""
+        if not self.require_thought_before_action:
+            return None
+        if any(step.step_type is StepType.THOUGHT for step in steps[:number]):
+            return None
+        return "the action was not run: write a line 'Thought: ...' before each action"
+
+    def append_result(self, result: TrajectoryStep, trajectory: Trajectory) -> bool:
+        """Append a tool's result, and after a failure the request to reflect on it."""
+        message = result.metadata["chat_message"]
+        if self.enable_self_reflection and not result.metadata["execution_successful"]:
+            message["content"] += f"\n{_REFLECTION}"
+        return super().append_result(result, trajectory)

@@ -1,0 +1,77 @@
+"""The `swe` agent: a coding agent whose result is a diff and whose reward is the task's tests.
+
+Used by name through the registry; works in a local sandbox, a Docker container or a Kubernetes pod.
+Must not: give a reward to a task without tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from workers.agents.coding_agent import CONTAINER_KINDS, CodingAgent, last_answer
+from workers.agents.coding_task import CodingTask
+from workers.core.trajectory import StepType, Trajectory, TrajectoryStep
+from workers.sandbox.base import Sandbox
+
+
+class SWEAgent(CodingAgent):
+    """Solves an issue in a repository; the final answer is the diff that does it.
+
+    Args:
+        *args: As `CodingAgent`.
+        image: Image of the container or pod; a prompt's own `image` goes first. An image makes the
+            sandbox a Docker container unless `sandbox` says otherwise.
+        repository_path: Where the repository is inside the image.
+        **kwargs: As `CodingAgent`; `repository` is a local directory to copy in.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        image: str | None = None,
+        repository_path: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.image = image
+        self.repository_path = repository_path
+        if image is not None:
+            kwargs.setdefault("sandbox", "docker")
+        super().__init__(*args, **kwargs)
+        if self.sandbox in CONTAINER_KINDS:
+            self.working_directory = repository_path or self.working_directory
+
+    def options_for(self, prompt: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a prompt's sandbox, its image among them.
+
+        Raises:
+            ValueError: A container is wanted and no image is named, or an image for no container.
+        """
+        image = prompt.get("image") or self.image
+        if self.sandbox in CONTAINER_KINDS:
+            if not image and "image" not in self.sandbox_options:
+                raise ValueError(
+                    f"a sandbox of kind {self.sandbox} needs an image: give the agent's option or "
+                    "the prompt's field 'image'"
+                )
+            return {**self.sandbox_options, **({"image": image} if image else {})}
+        if image:
+            raise ValueError(
+                f"the task names the image {image!r}, but the sandbox is {self.sandbox!r}: set the "
+                "agent's option sandbox to 'docker' or 'k8s'"
+            )
+        return self.sandbox_options
+
+    async def conclude(
+        self, task: CodingTask, sandbox: Sandbox, base_tree: str | None, trajectory: Trajectory
+    ) -> None:
+        """Record the verdict of the tests, and the diff as the final answer.
+
+        A stop reason other than an answer stays: the diff is what there was by then.
+        """
+        reason = self.decide_stop(trajectory) or "answered"
+        await super().conclude(task, sandbox, base_tree, trajectory)
+        trajectory.metadata["summary"] = last_answer(trajectory)
+        diff = trajectory.metadata.get("diff", "")
+        trajectory.metadata["stop_reason"] = reason
+        trajectory.add_step(TrajectoryStep(StepType.FINAL_ANSWER, diff, {"chat_message": None}))

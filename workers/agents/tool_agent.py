@@ -1,0 +1,109 @@
+"""The `tool` agent: solves by tool calls, several at once, native or as `TOOL_CALL: name(k=v)`.
+
+Used by name through the registry. Must not: run more calls of one reply than allowed; those beyond
+are answered with the reason, since every native call needs an answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from workers.agents.acting_agent import ActingAgent
+from workers.core.tool_prompt import tools_text
+from workers.core.trajectory import StepType, Trajectory, TrajectoryStep
+
+
+class ToolAgent(ActingAgent):
+    """Tool calls first; a reply without one is the answer.
+
+    Args:
+        *args: As `BaseAgent`.
+        allow_multiple_tool_calls: Whether one reply may make several calls.
+        require_tool_usage: Whether an answer counts only after a tool was used.
+        max_tool_calls_per_step: Most calls of one reply that are run; they run concurrently.
+        native_tools: As `ActingAgent`; here True by default.
+        **kwargs: As `ActingAgent`.
+    """
+
+    unlabelled_is_answer = True
+
+    def __init__(
+        self,
+        *args: Any,
+        allow_multiple_tool_calls: bool = True,
+        require_tool_usage: bool = False,
+        max_tool_calls_per_step: int = 3,
+        native_tools: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        self.allow_multiple_tool_calls = allow_multiple_tool_calls
+        self.require_tool_usage = require_tool_usage
+        self.max_tool_calls_per_step = max_tool_calls_per_step if allow_multiple_tool_calls else 1
+        super().__init__(*args, native_tools=native_tools, **kwargs)
+
+    def create_system_prompt(self) -> str:
+        """Return the instructions, with the tools themselves only in text mode."""
+        most = self.max_tool_calls_per_step
+        several = f"at most {most} calls in one reply" if most > 1 else "one call in one reply"
+        must = " Use at least one tool before you answer." if self.require_tool_usage else ""
+        ending = f"Make {several}.{must} When you are done, write only the result."
+        if self.native_tools or not self.tools:
+            return f"Solve the task by calling tools. {ending}"
+        return (
+            "Solve the task with these tools:\n"
+            f"{tools_text(self.tool_schemas().values())}\n\n"
+            "To call one, write a line\n"
+            "TOOL_CALL: tool_name(parameter='text', other=1)\n"
+            f"{ending}"
+        )
+
+    async def act_on(self, steps: list[TrajectoryStep], trajectory: Trajectory) -> bool:
+        """Append the reply and run its calls side by side; results keep the calls' order."""
+        for step in steps:
+            if step.step_type is StepType.FINAL_ANSWER and self.must_use_a_tool(trajectory, steps):
+                step.step_type = StepType.THOUGHT
+            trajectory.add_step(step)
+        calls = [step for step in steps if step.step_type is StepType.ACTION]
+        if not calls:
+            return steps[-1].step_type is StepType.FINAL_ANSWER
+        return await self.run_calls(calls, trajectory)
+
+    async def run_calls(self, calls: list[TrajectoryStep], trajectory: Trajectory) -> bool:
+        """Run the calls that may be run and append all results; says whether any was usable."""
+        problems = [self.problem_of(number, call) for number, call in enumerate(calls)]
+        if self.is_out_of_calls(trajectory) and None in problems:
+            trajectory.metadata["stop_reason"] = "max_tool_calls"
+            return True
+        results = await asyncio.gather(
+            *(
+                self.result_of(call, problem, trajectory)
+                for call, problem in zip(calls, problems, strict=True)
+            )
+        )
+        for result in results:
+            if not self.append_result(result, trajectory):
+                break
+        return None in problems
+
+    def problem_of(self, number: int, call: TrajectoryStep) -> str | None:
+        """Return why a call is not run; None runs it."""
+        if problem := call.metadata.get("parse_error"):
+            return problem
+        if number < self.max_tool_calls_per_step:
+            return None
+        return (
+            f"the call was not run: at most {self.max_tool_calls_per_step} per reply; "
+            "make it again in the next one if it is still needed"
+        )
+
+    def must_use_a_tool(self, trajectory: Trajectory, steps: list[TrajectoryStep]) -> bool:
+        """Say whether an answer comes too early, because no tool was used."""
+        has_call = any(step.step_type is StepType.ACTION for step in steps)
+        return self.require_tool_usage and not has_call and not trajectory.metadata.get("tools")
+
+    def reminder(self) -> str:
+        """Return what the model is told after a reply without the tool call that is required."""
+        if self.require_tool_usage:
+            return "Use one of the tools before you answer."
+        return "Call a tool, or write the result of the task."

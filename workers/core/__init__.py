@@ -1,0 +1,1 @@
+"""The agent library's core: trajectories, agents, tools and their registries."""

@@ -1,0 +1,337 @@
+"""What every agent is and can do: the abstract class that agents derive from.
+
+Subclassed by `workers/agents/*` and by users; run by `AgenticRollout` and the worker's executor.
+One agent object serves many trajectories at once, so what belongs to a trajectory lives in the
+trajectory. Must not: catch an exception of the model's client, which is no result.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from workers.core.conversation import begin_trajectory, content_chars
+from workers.core.model_response import ModelResponse, as_model_response
+from workers.core.reply_parser import first_step_of, read_reply
+from workers.core.sync_call import call_anyhow
+from workers.core.tool_call import checked_tool, invoke_tool, release_tool, tool_schema
+from workers.core.tool_prompt import tools_text
+from workers.core.tool_registry import create_tools
+from workers.core.tool_schemas import OpenAIFunctionToolSchema, ToolResult
+from workers.core.trajectory import StepType, Trajectory, TrajectoryStep
+
+STOP_REASONS = (
+    "answered",
+    "max_steps",
+    "max_tokens",
+    "max_tool_calls",
+    "parse_error",
+    "tool_stopped",
+)
+CUT_NOTICE = "\n[... {} of {} characters cut here ...]\n"
+
+
+class BaseAgent(ABC):
+    """An agent: turns a prompt into a trajectory by calling a model and tools.
+
+    Args:
+        max_steps: A trajectory ends at this many steps, every kind counted. A reply is recorded
+            whole, so the last one may pass it by a step or two.
+        max_tokens_per_step: Most tokens sampled by one model call.
+        temperature: Sampling temperature.
+        tools_config: Tool names, or name to settings; each is made by the tool registry.
+        **kwargs: Further options, kept in `config`. Known to every agent: `system_prompt` (text put
+            before the agent's own), `max_total_tokens` (most tokens sampled by all calls together),
+            `max_tool_calls`, `tool_timeout_s` (600), `max_observation_chars` (20,000),
+            `generate_kwargs` (passed on to each model call, such as `stop`).
+    """
+
+    #: Whether the final reward is a verdict on the finished work, which a trajectory that was cut
+    #: off does not have.
+    judges_itself = False
+
+    def __init__(
+        self,
+        max_steps: int = 10,
+        max_tokens_per_step: int = 512,
+        temperature: float = 0.7,
+        tools_config: Mapping[str, Any] | Sequence[str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if max_steps < 1:
+            raise ValueError(f"max_steps is {max_steps}; it must be at least 1")
+        self.max_steps = max_steps
+        self.max_tokens_per_step = max_tokens_per_step
+        self.temperature = temperature
+        self.tools_config = tools_config
+        self.config: dict[str, Any] = kwargs
+        self.max_total_tokens: int | None = kwargs.get("max_total_tokens")
+        self.max_tool_calls: int | None = kwargs.get("max_tool_calls")
+        self.tool_timeout_s: float | None = kwargs.get("tool_timeout_s", 600.0)
+        self.max_observation_chars: int = kwargs.get("max_observation_chars", 20_000)
+        self.tools: dict[str, Any] = {}
+        self.interactions: dict[str, Any] = {}
+        self.on_finalized: Callable[[Trajectory], None] | None = None
+        self._schemas: dict[str, OpenAIFunctionToolSchema] = {}
+        self._system_prompt: str | None = None
+        if tools_config:
+            self.set_tools(create_tools(tools_config))
+
+    @abstractmethod
+    async def run_trajectory(
+        self, prompt: dict[str, Any], llm_generate_func: Any, request_id: str, **kwargs: Any
+    ) -> Trajectory:
+        """Work on one prompt until a stop reason; the model client's exceptions propagate.
+
+        Args:
+            prompt: "content" (text) or "messages" (a list), and whatever else the task brings.
+            llm_generate_func: `(messages, max_tokens=, temperature=, **kw)`, sync or async; returns
+                text, a dict with "content", or an object with `.text`.
+            request_id: Name of this attempt; also the instance id of its tools, so unique.
+            **kwargs: `trajectory`: the object to append to, so that the caller still has what
+                there was when the model's client raises.
+        """
+
+    def set_tools(self, tools: Mapping[str, Any]) -> None:
+        """Use these tools by these names, and no others."""
+        self.tools = {name: checked_tool(name, tool) for name, tool in tools.items()}
+        self._schemas = {}
+        self._system_prompt = None
+
+    def set_interactions(self, interactions: Mapping[str, Any]) -> None:
+        """Use these interactions: each may answer a final answer and let the agent go on."""
+        self.interactions = dict(interactions)
+
+    def tool_schemas(self) -> dict[str, OpenAIFunctionToolSchema]:
+        """Return the schemas of the agent's tools by name."""
+        if len(self._schemas) != len(self.tools):
+            self._schemas = {name: tool_schema(name, tool) for name, tool in self.tools.items()}
+        return self._schemas
+
+    def should_continue(self, trajectory: Trajectory) -> bool:
+        """Say whether there is another model call: no answer yet, and no limit reached."""
+        return not trajectory.is_completed and self.decide_stop(trajectory) is None
+
+    def decide_stop(self, trajectory: Trajectory) -> str | None:
+        """Return why the trajectory is at its end, or None when it is not."""
+        if (reason := trajectory.metadata.get("stop_reason")) is not None:
+            return reason
+        if any(step.step_type is StepType.FINAL_ANSWER for step in reversed(trajectory.steps)):
+            return "answered"
+        if self.tokens_left(trajectory) == 0:
+            return "max_tokens"
+        return "max_steps" if len(trajectory.steps) >= self.max_steps else None
+
+    def tokens_left(self, trajectory: Trajectory) -> int | None:
+        """Return how many more tokens may be sampled in all; None without a limit."""
+        if self.max_total_tokens is None:
+            return None
+        used = trajectory.metadata.get("usage", {}).get("completion_tokens", 0)
+        return max(0, self.max_total_tokens - used)
+
+    def create_system_prompt(self) -> str:
+        """Return the instructions for the model: its tools and how to write a call."""
+        if not self.tools:
+            return "Solve the task. Write your result after 'Final Answer:'."
+        return (
+            "Solve the task with the help of these tools:\n"
+            f"{tools_text(self.tool_schemas().values())}\n\n"
+            "To use one, write a line such as\n"
+            "Action: tool_name(parameter='text', other=1)\n"
+            "and stop; its result is told to you. When you know the result of the task, write\n"
+            "Final Answer: the result"
+        )
+
+    def parse_llm_output(
+        self, output: Any, step_type: StepType = StepType.THOUGHT
+    ) -> TrajectoryStep:
+        """Read a model's answer as one step.
+
+        `Action: name(k=v)` or a native call becomes an action with `tool_name` and `tool_args`,
+        `Final Answer:` a final answer; anything else is of `step_type`.
+        """
+        return first_step_of(
+            as_model_response(output), unlabelled=step_type, parameter_names=self.parameter_names
+        )
+
+    def parameter_names(self, tool_name: str) -> Sequence[str]:
+        """Return a tool's parameters in order; none for an unknown tool."""
+        schema = self.tool_schemas().get(tool_name)
+        return list(schema.function.parameters.properties) if schema else ()
+
+    async def generate(
+        self, llm_generate_func: Any, trajectory: Trajectory, **kwargs: Any
+    ) -> list[TrajectoryStep]:
+        """Call the model once and return the steps of its reply, not yet appended.
+
+        Raises:
+            Exception: Whatever the model's client raises.
+            TypeError: It returned something that is no answer.
+        """
+        messages = self.format_messages_for_llm(trajectory)
+        response = await self.call_llm(llm_generate_func, messages, trajectory, **kwargs)
+        return self.read_response(response, content_chars(messages))
+
+    def read_response(self, response: ModelResponse, prompt_chars: int) -> list[TrajectoryStep]:
+        """Return a reply's steps; agents with another idea of unlabelled text override this."""
+        return read_reply(response, parameter_names=self.parameter_names, prompt_chars=prompt_chars)
+
+    async def call_llm(
+        self,
+        llm_generate_func: Any,
+        messages: list[dict[str, Any]],
+        trajectory: Trajectory,
+        **kwargs: Any,
+    ) -> ModelResponse:
+        """Call the model's client, sync or async, with the agent's sampling parameters."""
+        if not callable(llm_generate_func):
+            llm_generate_func = llm_generate_func.generate
+        left = self.tokens_left(trajectory)
+        options: dict[str, Any] = {
+            "max_tokens": min(self.max_tokens_per_step, left) if left else self.max_tokens_per_step,
+            "temperature": self.temperature,
+            **self.config.get("generate_kwargs", {}),
+            **kwargs,
+        }
+        return as_model_response(await call_anyhow(llm_generate_func, messages, **options))
+
+    async def execute_tool_call(
+        self,
+        tool_name: str,
+        tool_args: Mapping[str, Any] | None,
+        trajectory: Trajectory,
+        *,
+        call_id: str | None = None,
+    ) -> TrajectoryStep:
+        """Run a tool and return its result as a step, not yet appended.
+
+        A failure of any kind is a result with `execution_successful` False that tells the model
+        what went wrong; only a sandbox that failed (`SandboxFailure`), which is no result, raises.
+
+        Args:
+            tool_name: One of the agent's tools.
+            tool_args: Its arguments by name.
+            trajectory: Whose call it is; its per-tool counts are updated.
+            call_id: The native call's id; None takes it from the trajectory's last step.
+        """
+        started = time.perf_counter()
+        if call_id is None and trajectory.steps:
+            last = trajectory.steps[-1]
+            if last.step_type is StepType.ACTION:
+                call_id = last.metadata.get("tool_call_id")
+        if tool_name in self.tools:
+            result = await invoke_tool(
+                self.tools[tool_name],
+                trajectory.request_id,
+                dict(tool_args or {}),
+                timeout_s=self.tool_timeout_s,
+            )
+        else:
+            known = ", ".join(self.tools) or "none"
+            error = f"there is no tool named {tool_name!r}; available tools: {known}"
+            result = ToolResult(success=False, error=error)
+        _count_call(trajectory, tool_name, result)
+        duration_ms = round((time.perf_counter() - started) * 1000, 3)
+        return self.result_step(tool_name, tool_args, result, call_id, duration_ms)
+
+    def result_step(
+        self,
+        tool_name: str | None,
+        tool_args: Mapping[str, Any] | None,
+        result: ToolResult,
+        call_id: str | None = None,
+        duration_ms: float = 0.0,
+    ) -> TrajectoryStep:
+        """Return a tool's result as the step that tells it to the model."""
+        text = cut_middle(result.to_text(), self.max_observation_chars)
+        metadata: dict[str, Any] = {
+            "execution_successful": result.success,
+            "duration_ms": duration_ms,
+        }
+        if call_id is not None:
+            message = {"role": "tool", "tool_call_id": call_id, "content": text}
+            metadata |= {"tool_call_id": call_id, "chat_message": message}
+        else:
+            metadata["chat_message"] = {"role": "user", "content": f"Observation: {text}"}
+        for name in ("error", "metrics", "stop"):
+            if value := getattr(result, name):
+                metadata[name] = value
+        return TrajectoryStep(
+            StepType.ACTION_RESULT,
+            text,
+            metadata,
+            tool_name=tool_name,
+            tool_args=dict(tool_args or {}),
+            tool_result=result.result,
+            reward_score=result.reward_score or None,
+        )
+
+    def format_messages_for_llm(
+        self, trajectory: Trajectory, additional_message: str | Mapping[str, Any] | None = None
+    ) -> list[dict[str, Any]]:
+        """Return the messages to send: the system prompt, the conversation, one more if given.
+
+        The system prompt used is recorded in the trajectory at the first call.
+        """
+        if "system_prompt" not in trajectory.metadata:
+            trajectory.metadata["system_prompt"] = self.full_system_prompt(trajectory)
+        messages = trajectory.get_messages()
+        if isinstance(additional_message, str):
+            additional_message = {"role": "user", "content": additional_message}
+        if additional_message is not None:
+            messages.append(dict(additional_message))
+        return messages
+
+    def full_system_prompt(self, trajectory: Trajectory) -> str:
+        """Return the agent's system prompt and the prompt's own, as one text."""
+        if self._system_prompt is None:
+            given = self.config.get("system_prompt")
+            self._system_prompt = "\n\n".join(filter(None, (given, self.create_system_prompt())))
+        prompts_own = trajectory.metadata.get("prompt_system")
+        return "\n\n".join(filter(None, (self._system_prompt, prompts_own)))
+
+    def calculate_step_reward(self, step: TrajectoryStep, trajectory: Trajectory) -> float | None:
+        """Return a step's reward; override to shape rewards. None is "not scored"."""
+        return step.reward_score
+
+    def finalize_trajectory(self, trajectory: Trajectory) -> None:
+        """Complete a trajectory: stop reason, step rewards and, if any was given, their sum."""
+        trajectory.metadata.setdefault("stop_reason", self.decide_stop(trajectory) or "answered")
+        for step in trajectory.steps:
+            step.reward_score = self.calculate_step_reward(step, trajectory)
+        is_scored = any(step.reward_score is not None for step in trajectory.steps)
+        if is_scored and trajectory.final_reward is None:
+            trajectory.final_reward = trajectory.get_total_reward()
+        trajectory.is_completed = True
+        if self.on_finalized is not None:
+            self.on_finalized(trajectory)
+
+    def begin(
+        self, prompt: Mapping[str, Any] | str, request_id: str, trajectory: Trajectory | None = None
+    ) -> Trajectory:
+        """Return the trajectory, the given one or a new one, with the prompt as its first step."""
+        return begin_trajectory(prompt, request_id, trajectory)
+
+    async def release_tools(self, trajectory: Trajectory) -> None:
+        """End the state that the trajectory's tools keep for it."""
+        for name in trajectory.metadata.get("tools", {}):
+            if name in self.tools:
+                await release_tool(self.tools[name], trajectory.request_id)
+
+
+def cut_middle(text: str, limit: int) -> str:
+    """Return the text with its middle cut out and a notice, when it is longer than the limit."""
+    if len(text) <= limit:
+        return text
+    head, tail = limit - limit // 2, limit // 2
+    notice = CUT_NOTICE.format(len(text) - head - tail, len(text))
+    return text[:head] + notice + (text[-tail:] if tail else "")
+
+
+def _count_call(trajectory: Trajectory, tool_name: str, result: ToolResult) -> None:
+    tools = trajectory.metadata.setdefault("tools", {})
+    counts = tools.setdefault(tool_name, {"calls": 0, "errors": 0})
+    counts["calls"] += 1
+    counts["errors"] += not result.success

@@ -1,0 +1,87 @@
+"""What may answer an agent's final answer, so that the agent goes on: a simulated user, a checker.
+
+An interaction is an object with verl's methods (`generate_response`, optionally
+`start_interaction` and `finalize_interaction`) or a function of the trajectory that returns text or
+None. Called by the agents' loop after each final answer. Its exceptions propagate: an environment
+that fails is no answer of the model's.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+from workers.core.sync_call import call_anyhow
+from workers.core.trajectory import StepType, Trajectory, TrajectoryStep
+
+
+async def respond_to_answer(interactions: Mapping[str, Any], trajectory: Trajectory) -> bool:
+    """Let the interactions answer the last final answer; says whether one of them did.
+
+    The answer then counts as an ordinary reply, and what was said to it as an observation. A score
+    an interaction gives becomes the reward of the answer's step.
+    """
+    answer = trajectory.steps[-1]
+    for name, interaction in interactions.items():
+        text, score = await _response_of(name, interaction, trajectory)
+        if score is not None:
+            answer.reward_score = score
+        if text is not None:
+            answer.step_type = StepType.THOUGHT
+            answer.metadata["answered_by"] = name
+            trajectory.add_step(TrajectoryStep(StepType.OBSERVATION, text, {"interaction": name}))
+            return True
+    return False
+
+
+async def end_interactions(interactions: Mapping[str, Any], trajectory: Trajectory) -> None:
+    """Tell the interactions that took part that the trajectory is over."""
+    for name in trajectory.metadata.get("interactions", {}):
+        finalize = getattr(interactions.get(name), "finalize_interaction", None)
+        if finalize:
+            await call_anyhow(finalize, trajectory.request_id)
+
+
+def create_interactions(interactions_config: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return interactions by name.
+
+    Args:
+        interactions_config: Name to an object or function, or to `{"class": "module:Class",
+            "config": {...}}`.
+
+    Raises:
+        ValueError: An entry is neither.
+    """
+    return {name: _made(name, value) for name, value in (interactions_config or {}).items()}
+
+
+def _made(name: str, value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        if callable(value) or hasattr(value, "generate_response"):
+            return value
+    elif isinstance(path := value.get("class"), type):
+        return path(value.get("config", {}))
+    elif isinstance(path, str) and ":" in path:
+        module, _, attribute = path.partition(":")
+        return getattr(importlib.import_module(module), attribute)(value.get("config", {}))
+    raise ValueError(
+        f"interaction {name!r} is {value!r}; expected an object with generate_response, "
+        'a function, or {"class": "module:Class", "config": {...}}'
+    )
+
+
+async def _response_of(
+    name: str, interaction: Any, trajectory: Trajectory
+) -> tuple[str | None, float | None]:
+    turns = trajectory.metadata.setdefault("interactions", {})
+    is_first, turns[name] = name not in turns, turns.get(name, 0) + 1
+    generate = getattr(interaction, "generate_response", None)
+    if generate is None:
+        given = await call_anyhow(interaction, trajectory)
+        return (None if given is None else str(given)), None
+    if is_first and (start := getattr(interaction, "start_interaction", None)):
+        await call_anyhow(start, trajectory.request_id)
+    given = await call_anyhow(generate, trajectory.request_id, trajectory.get_messages())
+    is_over, text, score, *_ = (*given, None, None)
+    return (None if is_over or not text else str(text)), score

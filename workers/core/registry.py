@@ -1,0 +1,94 @@
+"""Agents by name: the built-in ones, registered classes, and decorated async functions.
+
+Used by `AgenticRollout` and the worker, where messages name agents. Built-in agents are imported
+when first asked for, so importing this module is cheap. Must not: need a running event loop.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import threading
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from workers.core.base_agent import BaseAgent
+
+BUILTIN_AGENTS: Mapping[str, str] = {
+    "coding": "workers.agents.coding_agent:CodingAgent",
+    "react": "workers.agents.react_agent:ReActAgent",
+    "single_turn": "workers.agents.single_turn_agent:SingleTurnAgent",
+    "swe": "workers.agents.swe_agent:SWEAgent",
+    "tool": "workers.agents.tool_agent:ToolAgent",
+}
+
+Decorated = TypeVar("Decorated", bound=Callable[..., object])
+
+_agents: dict[str, type[BaseAgent]] = {}
+# Plug-in modules may be imported from another thread than the event loop's.
+_lock = threading.RLock()
+
+
+def register_agent(name: str) -> Callable[[Decorated], Decorated]:
+    """Register the decorated agent class or async function under a name; returns it unchanged.
+
+    A function is `async def solve(prompt: dict, llm, ...) -> str | dict | Trajectory`; what else it
+    may ask for, by name, is in `workers.agents.function_agent`.
+
+    Raises:
+        ValueError: The name is taken.
+        TypeError: It is neither a subclass of `BaseAgent` nor such a function.
+    """
+
+    def register(decorated: Decorated) -> Decorated:
+        agent_class = _agent_class_of(name, decorated)
+        with _lock:
+            if name in _agents or name in BUILTIN_AGENTS:
+                raise ValueError(f"an agent named {name!r} is registered already; choose another")
+            _agents[name] = agent_class
+        return decorated
+
+    return register
+
+
+def get_agent_class(name: str) -> type[BaseAgent]:
+    """Return the agent class of that name.
+
+    Raises:
+        ValueError: No agent has the name; the message lists the known ones.
+    """
+    with _lock:
+        if name in _agents:
+            return _agents[name]
+    if name not in BUILTIN_AGENTS:
+        raise ValueError(f"Unknown agent type: {name}. Known agents: {', '.join(list_agents())}")
+    module, _, attribute = BUILTIN_AGENTS[name].partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def list_agents() -> list[str]:
+    """Return the names of all agents, sorted."""
+    with _lock:
+        return sorted({*BUILTIN_AGENTS, *_agents})
+
+
+def clear_registry() -> None:
+    """Forget what was registered; the built-in agents stay known."""
+    with _lock:
+        _agents.clear()
+
+
+def _agent_class_of(name: str, decorated: Callable[..., object]) -> type[BaseAgent]:
+    if not inspect.isclass(decorated):
+        from workers.agents.function_agent import agent_class_of
+
+        return agent_class_of(name, decorated)
+    from workers.core.base_agent import BaseAgent
+
+    if not issubclass(decorated, BaseAgent):
+        raise TypeError(
+            f"agent {name!r}: {decorated.__name__} does not derive from "
+            "workers.core.base_agent.BaseAgent"
+        )
+    return decorated

@@ -1,0 +1,206 @@
+"""Trajectories as token rows: padded prompts and responses, and a mask of what was sampled.
+
+Called by `AgenticRollout.generate_sequences`; layout as verl's. Token ids that the server recorded
+at sampling are used as they are; only where there are none is the text tokenised. Must not: mix the
+two in one row, or give a failed row a reward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from workers.core.trajectory import Trajectory
+
+PLAIN_TEMPLATE = "{role}: {content}\n"
+
+
+@dataclass
+class TokenRow:
+    """One trajectory in tokens; `response_mask` is 1 on what the model sampled.
+
+    `log_probs` is None where not every sampled token has one.
+    """
+
+    prompt_ids: list[int]
+    response_ids: list[int] = field(default_factory=list)
+    response_mask: list[int] = field(default_factory=list)
+    log_probs: list[float] | None = None
+    is_recorded: bool = False
+
+    def extend(self, ids: Sequence[int], sampled: bool, log_probs: Sequence[float] | None) -> None:
+        """Append tokens to the response."""
+        self.response_ids += ids
+        self.response_mask += [int(sampled)] * len(ids)
+        if self.log_probs is not None:
+            has_all = log_probs is not None and len(log_probs) == len(ids)
+            if sampled and not has_all:
+                self.log_probs = None
+            else:
+                self.log_probs += log_probs if sampled and log_probs else [0.0] * len(ids)
+
+
+def token_row(trajectory: Trajectory, tokenizer: Any) -> TokenRow:
+    """Return a trajectory in tokens, from recorded ids where they are there and consistent."""
+    return _recorded_row(trajectory) or _text_row(trajectory.get_messages(), tokenizer)
+
+
+def prompt_row(messages: Sequence[dict[str, Any]], tokenizer: Any) -> TokenRow:
+    """Return the row of a trajectory without a reply."""
+    return TokenRow(_encode_chat(messages, tokenizer, ask=True))
+
+
+def padded_columns(
+    rows: Sequence[TokenRow],
+    rewards: Sequence[float | None],
+    *,
+    pad_id: int,
+    prompt_length: int | None = None,
+    response_length: int | None = None,
+) -> dict[str, np.ndarray[Any, Any]]:
+    """Return the rows as arrays.
+
+    Args:
+        rows: One per trajectory.
+        rewards: One per row; None, "not scored" or failed, becomes NaN and never 0.
+        pad_id: The padding token.
+        prompt_length: Width of the prompts, longest of the rows when None; longer ones lose their
+            beginning.
+        response_length: Width of the responses, likewise; longer ones lose their end.
+
+    Returns:
+        int64 `prompts` [B,P], `responses`, `response_mask` [B,R], `input_ids`, `attention_mask`,
+        `position_ids` [B,P+R]; float32 `rm_scores` [B,R], the reward at the last response token,
+        where any row is scored; float32 `rollout_log_probs` [B,R] where all sampled tokens have
+        one.
+    """
+    n = len(rows)
+    width_p = prompt_length or max((len(row.prompt_ids) for row in rows), default=0)
+    width_r = response_length or max((len(row.response_ids) for row in rows), default=0)
+    # A batch without any response still needs a column to hold "no reward".
+    width_r = max(width_r, 1)
+    prompts = np.full((n, width_p), pad_id, dtype=np.int64)
+    responses = np.full((n, width_r), pad_id, dtype=np.int64)
+    response_mask = np.zeros((n, width_r), dtype=np.int64)
+    attention_mask = np.zeros((n, width_p + width_r), dtype=np.int64)
+    log_probs = np.zeros((n, width_r), dtype=np.float32)
+    scores = np.zeros((n, width_r), dtype=np.float32)
+    for number, (row, reward) in enumerate(zip(rows, rewards, strict=True)):
+        prompt_ids = row.prompt_ids[max(0, len(row.prompt_ids) - width_p) :]
+        response_ids = row.response_ids[:width_r]
+        prompts[number, width_p - len(prompt_ids) :] = prompt_ids
+        responses[number, : len(response_ids)] = response_ids
+        response_mask[number, : len(response_ids)] = row.response_mask[:width_r]
+        attention_mask[number, width_p - len(prompt_ids) : width_p + len(response_ids)] = 1
+        log_probs[number, : len(response_ids)] = (row.log_probs or [0.0] * width_r)[
+            : len(response_ids)
+        ]
+        if reward is None:
+            scores[number] = np.nan
+        else:
+            scores[number, max(0, len(response_ids) - 1)] = reward
+    columns = {
+        "prompts": prompts,
+        "responses": responses,
+        "response_mask": response_mask,
+        "input_ids": np.concatenate([prompts, responses], axis=1),
+        "attention_mask": attention_mask,
+        "position_ids": np.clip(np.cumsum(attention_mask, axis=1) - 1, 0, None),
+    }
+    if any(reward is not None for reward in rewards):
+        columns["rm_scores"] = scores
+    answered = [row for row in rows if row.response_ids]
+    if answered and all(row.log_probs is not None for row in answered):
+        columns["rollout_log_probs"] = log_probs
+    return columns
+
+
+def _recorded_row(trajectory: Trajectory) -> TokenRow | None:
+    """Join the recorded calls; None when one has no ids or does not continue the one before."""
+    replies = [step for step in trajectory.steps if "usage" in step.metadata]
+    row: TokenRow | None = None
+    for step in replies:
+        prompt = step.metadata.get("prompt_token_ids")
+        completion = step.metadata.get("completion_token_ids")
+        if prompt is None or not completion:
+            return None
+        if row is None:
+            row = TokenRow(list(prompt), log_probs=[], is_recorded=True)
+        else:
+            known = row.prompt_ids + row.response_ids
+            if list(prompt[: len(known)]) != known:
+                return None
+            row.extend(prompt[len(known) :], sampled=False, log_probs=None)
+        row.extend(completion, sampled=True, log_probs=step.log_probs)
+    return row
+
+
+def _text_row(messages: list[dict[str, Any]], tokenizer: Any) -> TokenRow:
+    """Tokenise a conversation: up to the first reply of the model is prompt, the rest response.
+
+    Sampled are the replies' own texts; the template's tokens around them are not.
+    """
+    first = next(
+        (n for n, message in enumerate(messages) if message["role"] == "assistant"), len(messages)
+    )
+    row = TokenRow(_encode_chat(messages[:first], tokenizer, ask=True))
+    sent = _chat_text(messages[:first], tokenizer, ask=True)
+    for number in range(first, len(messages)):
+        is_last = number == len(messages) - 1
+        ask = not is_last and messages[number + 1]["role"] == "assistant"
+        text = _chat_text(messages[: number + 1], tokenizer, ask=ask)
+        # A template that rewrites earlier turns (drops thinking) has no common prefix to continue.
+        added = text[len(sent) :] if text.startswith(sent) else _plain(messages[number])
+        sent = text
+        if messages[number]["role"] == "assistant":
+            _extend_with_reply(row, added, messages[number].get("content") or "", tokenizer)
+        else:
+            row.extend(_encode(added, tokenizer), sampled=False, log_probs=None)
+    return row
+
+
+def _extend_with_reply(row: TokenRow, added: str, content: str, tokenizer: Any) -> None:
+    start = added.find(content) if content else -1
+    if start < 0:
+        # Only tool calls, or a template that rewrites the content: all of it stands for the reply.
+        row.extend(_encode(added, tokenizer), sampled=True, log_probs=None)
+        return
+    end = start + len(content)
+    # The end token is the template's in the text, but it was the model that sampled it.
+    end_token = getattr(tokenizer, "eos_token", None)
+    if end_token and added.startswith(end_token, end):
+        end += len(end_token)
+    row.extend(_encode(added[:start], tokenizer), sampled=False, log_probs=None)
+    row.extend(_encode(added[start:end], tokenizer), sampled=True, log_probs=None)
+    row.extend(_encode(added[end:], tokenizer), sampled=False, log_probs=None)
+
+
+def _encode_chat(messages: Sequence[dict[str, Any]], tokenizer: Any, ask: bool) -> list[int]:
+    return _encode(_chat_text(messages, tokenizer, ask=ask), tokenizer)
+
+
+def _chat_text(messages: Sequence[dict[str, Any]], tokenizer: Any, ask: bool) -> str:
+    if not messages:
+        return ""
+    if getattr(tokenizer, "chat_template", None):
+        return tokenizer.apply_chat_template(
+            list(messages), tokenize=False, add_generation_prompt=ask
+        )
+    text = "".join(_plain(message) for message in messages)
+    return f"{text}assistant: " if ask else text
+
+
+def _plain(message: dict[str, Any]) -> str:
+    return PLAIN_TEMPLATE.format(role=message["role"], content=message.get("content") or "")
+
+
+def _encode(text: str, tokenizer: Any) -> list[int]:
+    if not text:
+        return []
+    try:
+        return list(tokenizer.encode(text, add_special_tokens=False))
+    except TypeError:  # a tokenizer without special tokens to add
+        return list(tokenizer.encode(text))

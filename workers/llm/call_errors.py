@@ -1,0 +1,182 @@
+"""Which error an HTTP answer is, for every model endpoint alike.
+
+The clients call `error_for_answer` for anything that is not a 200 and `error_in_body` for a 200
+that carries an error. Must not: raise, retry, or look at tokens and text of a good answer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any, NamedTuple
+
+from pipeline.contract.errors import (
+    ContextOverflow,
+    ModelBadRequest,
+    ModelError,
+    ModelRateLimit,
+    ModelTransportError,
+)
+from workers.llm.json_text import JsonError, parse_json
+
+#: Longest piece of a server's own text that goes into an error message.
+EXCERPT_CHARS = 400
+#: 4xx that say "later", not "never": request timeout, too early.
+RETRYABLE_4XX = frozenset({408, 425})
+MALFORMED = "malformed_response"
+
+# The wordings of OpenAI, vLLM, SGLang, llama.cpp, TGI, Anthropic, Mistral and their gateways.
+# "max_tokens is too large" alone is a bad request: a shorter prompt would not mend it.
+_OVERFLOW = re.compile(
+    r"context_length_exceeded|exceed_context_size|maximum context length|context[ _](?:length|"
+    r"window|limit|size)|max_model_len|maximum model length|prompt is too long|input is too long|"
+    r"prompt too long|request_too_large|`inputs` tokens \+ `max_new_tokens`",
+    re.IGNORECASE,
+)
+_OVERLOAD = re.compile(
+    r"overload|unavailable|try again|time[d ]?[ -]?out|server_error|internal error|"
+    r"internal server|capacity|no available|bad gateway",
+    re.IGNORECASE,
+)
+_RATE_LIMIT = re.compile(r"rate.?limit|too many requests", re.IGNORECASE)
+
+
+class HttpAnswer(NamedTuple):
+    """One HTTP answer, whole; header names are found in any case by `header`."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    def header(self, name: str) -> str | None:
+        """Return a header by its lower-case name."""
+        return self.headers.get(name)
+
+
+def retry_after_s(headers: Mapping[str, str], *, now: datetime | None = None) -> float | None:
+    """Read `retry-after-ms` or `Retry-After` (seconds or an HTTP date); None without a usable one.
+
+    Source: RFC 9110, section 10.2.3.
+    """
+    milliseconds = _number(headers.get("retry-after-ms"))
+    if milliseconds is not None:
+        return milliseconds / 1000
+    value = headers.get("retry-after")
+    seconds = _number(value)
+    if seconds is not None or not value:
+        return seconds
+    try:
+        moment = parsedate_to_datetime(value)
+    except (TypeError, ValueError):
+        return None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return max(0.0, (moment - (now or datetime.now(UTC))).total_seconds())
+
+
+def error_for_answer(answer: HttpAnswer, url: str) -> ModelError:
+    """Name the error that an answer with a status other than 200 is."""
+    body = _json_or_none(answer.body)
+    said = _message_in(body) if body is not None else _excerpt(answer.body)
+    return _error_for_status(
+        answer.status, said, body=body, url=url, retry_after=retry_after_s(answer.headers)
+    )
+
+
+def error_in_body(body: Mapping[str, Any], url: str) -> ModelError | None:
+    """Name the error that a 200 answer carries in its body, None when it carries none."""
+    error = body.get("error")
+    if not error:
+        return None
+    said = _message_in(body)
+    status = _embedded_status(error)
+    if status is not None:
+        return _error_for_status(status, said, body=body, url=url, retry_after=None)
+    text = f"{said} {_codes_in(body)}"
+    if _OVERFLOW.search(text):
+        return ContextOverflow(f"{url} refused the prompt as too long: {said}")
+    if _RATE_LIMIT.search(text):
+        return ModelRateLimit(f"{url} answered 200 with a rate limit in its body: {said}")
+    if _OVERLOAD.search(text):
+        return ModelTransportError(
+            f"{url} answered 200 with an overload in its body: {said}", code="error_body"
+        )
+    return malformed(f"{url} answered 200 with an error in its body: {said}")
+
+
+def malformed(message: str) -> ModelBadRequest:
+    """Make the error for an answer that is no completion."""
+    return ModelBadRequest(message, code=MALFORMED)
+
+
+def _error_for_status(
+    status: int, said: str, *, body: Any, url: str, retry_after: float | None
+) -> ModelError:
+    codes = _codes_in(body)
+    what = f"{url} answered {status}: {said}" if said else f"{url} answered {status}"
+    if status == 429:
+        # Out of money is also a 429, and no wait mends it.
+        if "insufficient_quota" in codes:
+            return ModelBadRequest(what, code="insufficient_quota")
+        return ModelRateLimit(what, retry_after_s=retry_after)
+    if status >= 500 or status in RETRYABLE_4XX:
+        return ModelTransportError(what, code=f"http_{status}", retry_after_s=retry_after)
+    if status in (400, 413, 422) and _OVERFLOW.search(f"{said} {codes}"):
+        return ContextOverflow(what)
+    return ModelBadRequest(f"{what}{_remedy(status)}", code=f"http_{status}")
+
+
+def _remedy(status: int) -> str:
+    if status in (401, 403):
+        return " Check the API key of this endpoint."
+    if status == 404:
+        return " Check the model's name and that the base URL ends where /chat/completions begins."
+    if 300 <= status < 400:
+        return " Redirects are not followed: set the base URL to the final address."
+    return ""
+
+
+def _message_in(body: Any) -> str:
+    error = body.get("error", body) if isinstance(body, Mapping) else body
+    if isinstance(error, Mapping):
+        error = error.get("message") or error.get("detail") or error.get("object") or error
+    return _shorten(str(error))
+
+
+def _codes_in(body: Any) -> str:
+    error = body.get("error", body) if isinstance(body, Mapping) else None
+    if not isinstance(error, Mapping):
+        return ""
+    return f"{error.get('code') or ''} {error.get('type') or ''}"
+
+
+def _embedded_status(error: Any) -> int | None:
+    code = error.get("code", error.get("status")) if isinstance(error, Mapping) else None
+    number = _number(str(code)) if isinstance(code, int | str) else None
+    return int(number) if number is not None and 400 <= number < 600 else None
+
+
+def _json_or_none(body: bytes) -> Any:
+    try:
+        return parse_json(body)
+    except JsonError:
+        return None
+
+
+def _excerpt(body: bytes) -> str:
+    return _shorten(body[: 4 * EXCERPT_CHARS].decode("utf-8", "replace"))
+
+
+def _shorten(text: str) -> str:
+    flat = " ".join(text[: 4 * EXCERPT_CHARS].split())
+    return flat if len(flat) <= EXCERPT_CHARS else f"{flat[:EXCERPT_CHARS]}…"
+
+
+def _number(value: str | None) -> float | None:
+    try:
+        number = float(value) if value else None
+    except ValueError:
+        return None
+    return number if number is not None and 0 <= number < float("inf") else None

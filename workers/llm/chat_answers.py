@@ -1,0 +1,146 @@
+"""Reads an OpenAI chat completion into a `ModelResponse`.
+
+Both OpenAI-compatible clients give it the answer's raw bytes. Whatever is no completion becomes
+one of the model errors. Must not: send, retry, or parse a tool call's arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline.contract.errors import ModelError
+from workers.core.model_response import ModelResponse, NativeToolCall
+from workers.llm.call_errors import HttpAnswer, error_for_answer, error_in_body, malformed
+from workers.llm.json_text import JsonError, dump_json, parse_json
+from workers.llm.token_capture import captured_tokens, policy_version
+
+
+def read_json_answer(answer: HttpAnswer, url: str) -> Mapping[str, Any]:
+    """Return the JSON object of a 200 answer.
+
+    Raises:
+        ModelError: Another status, no JSON object, or an error inside.
+    """
+    if answer.status != 200:
+        raise error_for_answer(answer, url)
+    try:
+        body = parse_json(answer.body)
+    except JsonError as error:
+        raise _not_json(answer, url, error) from None
+    if not isinstance(body, Mapping):
+        raise malformed(f"{url} answered a JSON {type(body).__name__}, not a completion object.")
+    error = error_in_body(body, url)
+    if error is not None:
+        raise error
+    return body
+
+
+def read_completion(answer: HttpAnswer, url: str) -> ModelResponse:
+    """Read the first choice of a chat completion.
+
+    Raises:
+        ModelError: The answer is an error, or is no chat completion.
+    """
+    body = read_json_answer(answer, url)
+    choices = body.get("choices")
+    if not isinstance(choices, list) or not choices or not isinstance(choices[0], Mapping):
+        raise malformed(f"{url} answered a completion without choices.")
+    choice = choices[0]
+    error = error_in_body(choice, url)
+    if error is not None:
+        raise error
+    message = choice.get("message")
+    if not isinstance(message, Mapping):
+        raise malformed(f"{url} answered a choice without a message.")
+    return _response(body, choice, message, answer, url)
+
+
+def _response(
+    body: Mapping[str, Any],
+    choice: Mapping[str, Any],
+    message: Mapping[str, Any],
+    answer: HttpAnswer,
+    url: str,
+) -> ModelResponse:
+    tokens = captured_tokens(body, choice)
+    usage = body.get("usage")
+    usage = usage if isinstance(usage, Mapping) else {}
+    metadata: dict[str, Any] = {}
+    reasoning = message.get("reasoning_content") or message.get("reasoning")
+    if isinstance(reasoning, str):
+        metadata["reasoning"] = reasoning
+    refusal = message.get("refusal")
+    if isinstance(refusal, str) and refusal:
+        metadata["refusal"] = refusal
+    if tokens.source:
+        metadata["token_source"] = tokens.source
+    if tokens.refusal:
+        metadata["token_refusal"] = tokens.refusal
+    request_id = answer.header("x-request-id")
+    if request_id:
+        metadata["request_id"] = request_id
+    return ModelResponse(
+        text=_text(message.get("content"), url) or metadata.get("refusal", ""),
+        tool_calls=_tool_calls(message.get("tool_calls"), url),
+        finish_reason=_string(choice.get("finish_reason")),
+        prompt_tokens=_count(usage.get("prompt_tokens")),
+        completion_tokens=_count(usage.get("completion_tokens")),
+        model=_string(body.get("model")),
+        response_id=_string(body.get("id")),
+        prompt_token_ids=tokens.prompt_token_ids,
+        completion_token_ids=tokens.completion_token_ids,
+        logprobs=tokens.logprobs,
+        policy_version=policy_version(body, choice, answer.headers),
+        metadata=metadata,
+    )
+
+
+def _text(content: Any, url: str) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    if isinstance(content, list):
+        return "".join(str(part.get("text") or "") for part in content if isinstance(part, Mapping))
+    raise malformed(f"{url} answered a message whose content is a {type(content).__name__}.")
+
+
+def _tool_calls(calls: Any, url: str) -> tuple[NativeToolCall, ...]:
+    if not calls:
+        return ()
+    if not isinstance(calls, list):
+        raise malformed(f"{url} answered tool_calls that are a {type(calls).__name__}.")
+    return tuple(_tool_call(call, number, url) for number, call in enumerate(calls))
+
+
+def _tool_call(call: Any, number: int, url: str) -> NativeToolCall:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(name, str) or not isinstance(function, Mapping):
+        raise malformed(f"{url} answered a tool call without a function name.")
+    arguments = function.get("arguments")
+    # The format says JSON text; some servers send the object itself.
+    if arguments is not None and not isinstance(arguments, str):
+        arguments = dump_json(arguments).decode()
+    return NativeToolCall(
+        id=str(call.get("id") or f"call_{number}"), name=name, arguments=arguments or "{}"
+    )
+
+
+def _not_json(answer: HttpAnswer, url: str, error: JsonError) -> ModelError:
+    start = answer.body[:200].decode("utf-8", "replace").strip()
+    if start.startswith("<"):
+        return malformed(
+            f"{url} answered a web page instead of JSON; is the base URL that of the API "
+            f"(often it ends in /v1)? It begins: {start[:80]}"
+        )
+    if not start:
+        return malformed(f"{url} answered 200 with an empty body.")
+    return malformed(f"{url} answered JSON that does not parse ({error}); it begins: {start[:80]}")
+
+
+def _string(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _count(value: Any) -> int | None:
+    return value if type(value) is int and value >= 0 else None

@@ -1,0 +1,249 @@
+"""What every model client does around its one HTTP request: body, retries, limits, reading.
+
+`OpenAIClient`, `LeanClient` and `ClaudeAPIClient` derive from it and add only how bytes are sent
+(and, for Claude, the message format). Must not: import an SDK, or read the environment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+from urllib.parse import urlsplit
+
+from pipeline.contract.errors import ConfigError, ModelError, ModelTransportError
+from workers.core.model_response import ModelResponse
+from workers.llm.call_errors import HttpAnswer, malformed
+from workers.llm.call_limits import CallLimiter
+from workers.llm.call_retries import CallOutcome, CallRetries, CallRetryPolicy
+from workers.llm.chat_answers import read_completion
+from workers.llm.connections import release_connections
+from workers.llm.json_text import dump_json
+
+MAX_ANSWER_BYTES = 32 * 2**20
+MAX_CONNECTIONS = 2000
+CONNECT_TIMEOUT_S = 10.0
+#: Below the 5 s after which uvicorn, and so vLLM and SGLang, close an idle connection: a request
+#: sent into that closing is lost.
+KEEPALIVE_S = 4.5
+#: Asked of the server when tokens are captured; vLLM's names, which SGLang takes too.
+CAPTURE_FIELDS: Mapping[str, Any] = MappingProxyType({"logprobs": True, "return_token_ids": True})
+#: Assumed for the limiter when a call does not bound its answer.
+DEFAULT_COMPLETION_TOKENS = 512
+
+
+class ChatClient(ABC):
+    """A model behind one base URL; a cheap handle on a connection pool that all handles share.
+
+    Args:
+        base_url: Up to and without the path of the call, such as `http://127.0.0.1:8000/v1`.
+        api_key: The endpoint's key; None or "" sends none.
+        model: Model of calls that name none.
+        timeout_s: Seconds for one try, from connecting to the last byte.
+        retries: Bounds of the retries of one call.
+        limiter: Asked before every try.
+        capture_tokens: Ask for token ids and logprobs, as a trainer needs them.
+        capture_fields: What to ask for then.
+        max_tokens_field: What the endpoint calls the bound of the answer.
+        max_answer_bytes: Longest answer that is read.
+        sampling: Sampling parameters of every call, below those of the call.
+        extra_body: Fields put into every request as they are.
+        headers: Headers sent with every request.
+        call_retries: The runner of `retries`; a test gives one with its own clock.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        api_key: str | None = None,
+        *,
+        model: str | None = None,
+        timeout_s: float = 600.0,
+        retries: CallRetryPolicy | None = None,
+        limiter: CallLimiter | None = None,
+        capture_tokens: bool = False,
+        capture_fields: Mapping[str, Any] = CAPTURE_FIELDS,
+        max_tokens_field: str = "max_tokens",
+        max_answer_bytes: int = MAX_ANSWER_BYTES,
+        sampling: Mapping[str, Any] | None = None,
+        extra_body: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+        call_retries: CallRetries | None = None,
+    ) -> None:
+        self.base_url = _checked_base_url(base_url)
+        self.api_key = api_key or ""
+        self.model = model
+        self.timeout_s = timeout_s
+        self.limiter = limiter
+        self.max_answer_bytes = max_answer_bytes
+        self._retries = call_retries or CallRetries(retries or CallRetryPolicy())
+        self._capture = dict(capture_fields) if capture_tokens else {}
+        self._max_tokens_field = max_tokens_field
+        self._sampling = dict(sampling or {})
+        self._extra_body = dict(extra_body or {})
+        self._headers = dict(headers or {})
+        self._url = f"{self.base_url}{self._path}"
+
+    #: Path of the call below the base URL.
+    _path = "/chat/completions"
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.base_url!r}, model={self.model!r})"
+
+    async def generate(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        model: str | None = None,
+        **sampling: Any,
+    ) -> ModelResponse:
+        """Ask for one answer; usable as an agent's `llm_generate_func` as it is.
+
+        `sampling` goes into the request under its own names (`top_p`, `stop`, `seed`,
+        `tool_choice`, …); None means "not sent". The answer's metadata holds `sampling` as sent,
+        `retries`, `waited_s` and `rate_limit_wait_s`.
+
+        Raises:
+            ModelRateLimit: Still 429 when the retries ended.
+            ModelTransportError: 5xx, timeout or lost connection when the retries ended.
+            ContextOverflow: The prompt does not fit.
+            ModelBadRequest: Refused, or the answer is no completion.
+        """
+        if sampling.get("stream") or (sampling.get("n") or 1) != 1:
+            raise ValueError("generate asks for one whole answer: stream and n > 1 cannot be set")
+        sent = {**self._sampling, **sampling}
+        if max_tokens is not None:
+            sent["max_tokens"] = max_tokens
+        if temperature is not None:
+            sent["temperature"] = temperature
+        sent = {name: value for name, value in sent.items() if value is not None}
+        body = dump_json(self._request(messages, model or self.model, tools, sent))
+        answer_tokens = sent.get("max_tokens") or DEFAULT_COMPLETION_TOKENS
+        outcome = await self._retries.run(
+            lambda: self._try(body),
+            limiter=self.limiter,
+            # Four bytes a token is near enough: the limiter settles the difference.
+            estimated_tokens=len(body) // 4 + int(answer_tokens),
+        )
+        return _with_outcome(outcome, sent)
+
+    async def __call__(
+        self, messages: Sequence[Mapping[str, Any]], **options: Any
+    ) -> ModelResponse:
+        """Do what `generate` does, so that the client itself is an `llm_generate_func`."""
+        return await self.generate(messages, **options)
+
+    async def aclose(self) -> None:
+        """Let go of the shared connections; those that nobody else uses are closed."""
+        await release_connections(self)
+
+    async def __aenter__(self) -> ChatClient:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.aclose()
+
+    @abstractmethod
+    async def _post(self, body: bytes) -> HttpAnswer:
+        """Send one request and return the whole answer, whatever its status.
+
+        Raises:
+            ModelTransportError: No answer came.
+            ModelBadRequest: The answer is longer than `max_answer_bytes`.
+        """
+
+    def _request(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        model: str | None,
+        tools: Sequence[Mapping[str, Any]] | None,
+        sampling: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        request: dict[str, Any] = {"model": self._named(model), "messages": messages}
+        if tools:
+            request["tools"] = tools
+        request.update(sampling)
+        if "max_tokens" in request and self._max_tokens_field != "max_tokens":
+            request[self._max_tokens_field] = request.pop("max_tokens")
+        request.update(self._capture)
+        request.update(self._extra_body)
+        return request
+
+    def _named(self, model: str | None) -> str:
+        if not model:
+            raise ConfigError(
+                f"No model is named for {self.base_url}.",
+                remedy="Give --model, or model= to the client.",
+            )
+        return model
+
+    def _read(self, answer: HttpAnswer) -> ModelResponse:
+        return read_completion(answer, self._url)
+
+    async def _try(self, body: bytes) -> ModelResponse:
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                answer = await self._post(body)
+        except TimeoutError:
+            raise ModelTransportError(
+                f"{self._url} gave no whole answer within {self.timeout_s:g} s.", code="timeout"
+            ) from None
+        try:
+            return self._read(answer)
+        except ModelError as error:
+            raise self._redacted(error) from None
+
+    def _redacted(self, error: ModelError) -> ModelError:
+        # Some servers quote the key they refuse; errors are stored and shown.
+        if not self.api_key or self.api_key not in str(error):
+            return error
+        return type(error)(
+            str(error).replace(self.api_key, "***"),
+            code=error.code,
+            retry_after_s=error.retry_after_s,
+        )
+
+
+def check_answer_head(headers: Mapping[str, str], *, url: str, limit_bytes: int) -> None:
+    """Refuse an answer by its headers, before any of its body is read.
+
+    Raises:
+        ModelBadRequest: Announced longer than the limit, or compressed although we ask for none:
+            a small compressed body can unpack to any size.
+    """
+    length = headers.get("content-length") or ""
+    if length.isdigit() and int(length) > limit_bytes:
+        raise answer_too_long(url, limit_bytes)
+    encoding = (headers.get("content-encoding") or "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise malformed(f"{url} answered with content-encoding {encoding}, which was not asked.")
+
+
+def answer_too_long(url: str, limit_bytes: int) -> ModelError:
+    """Make the error for an answer beyond the limit."""
+    return malformed(f"{url} answered more than {limit_bytes / 2**20:g} MiB; reading stopped.")
+
+
+def _with_outcome(outcome: CallOutcome, sampling: Mapping[str, Any]) -> ModelResponse:
+    metadata: dict[str, Any] = {**outcome.response.metadata, "sampling": dict(sampling)}
+    if outcome.retries:
+        metadata["retries"] = outcome.retries
+        metadata["waited_s"] = round(outcome.waited_s, 3)
+    if outcome.rate_limit_wait_s > 0.001:
+        metadata["rate_limit_wait_s"] = round(outcome.rate_limit_wait_s, 3)
+    return replace(outcome.response, latency_ms=round(outcome.latency_ms, 3), metadata=metadata)
+
+
+def _checked_base_url(base_url: str) -> str:
+    parts = urlsplit(base_url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(
+            f"{base_url!r} is not the base URL of a model endpoint.",
+            remedy="Give one such as http://127.0.0.1:8000/v1.",
+        )
+    return base_url.rstrip("/")

@@ -1,0 +1,80 @@
+"""One connection pool per endpoint and event loop, shared by all clients that name it.
+
+A new pool costs tens of milliseconds and its TLS handshakes, so clients are cheap handles on a
+shared one. Model clients call it; a process that ends its loop calls `close_connections` first.
+Must not: know what a connection is beyond its `aclose`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import weakref
+from collections.abc import Awaitable, Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar, cast
+
+
+class Connection(Protocol):
+    """Anything that is closed on the loop it was made on."""
+
+    def aclose(self) -> Awaitable[None]:
+        """Close it and free its sockets."""
+        ...
+
+
+ConnectionT = TypeVar("ConnectionT", bound=Connection)
+
+
+@dataclass(slots=True)
+class _Shared:
+    connection: Any
+    users: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
+
+
+_shared: dict[tuple[asyncio.AbstractEventLoop, Hashable], _Shared] = {}
+_lock = threading.Lock()  # loops of several threads share the table
+
+
+def shared_connection(
+    user: object, key: Hashable, connect: Callable[[], ConnectionT]
+) -> ConnectionT:
+    """Return the running loop's connection of this key, made on first use."""
+    slot = (asyncio.get_running_loop(), key)
+    shared = _shared.get(slot)
+    if shared is None:
+        shared = _Shared(connect())
+        with _lock:
+            _forget_closed_loops()
+            _shared[slot] = shared
+    if user not in shared.users:
+        shared.users.add(user)
+    return cast(ConnectionT, shared.connection)
+
+
+async def release_connections(user: object) -> None:
+    """Close the running loop's connections that nobody but `user` still uses."""
+    loop = asyncio.get_running_loop()
+    for slot, shared in [item for item in _shared.items() if item[0][0] is loop]:
+        shared.users.discard(user)
+        if not shared.users:
+            await _close(slot)
+
+
+async def close_connections() -> None:
+    """Close every connection of the running loop; for the end of a process or of a test."""
+    loop = asyncio.get_running_loop()
+    for slot in [slot for slot in _shared if slot[0] is loop]:
+        await _close(slot)
+
+
+async def _close(slot: tuple[asyncio.AbstractEventLoop, Hashable]) -> None:
+    with _lock:
+        shared = _shared.pop(slot, None)
+    if shared is not None:
+        await shared.connection.aclose()
+
+
+def _forget_closed_loops() -> None:
+    for slot in [slot for slot in _shared if slot[0].is_closed()]:
+        del _shared[slot]

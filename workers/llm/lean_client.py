@@ -1,0 +1,100 @@
+"""`LeanClient`: any OpenAI-compatible endpoint by aiohttp and orjson alone.
+
+The same types, errors, retries and capture as `OpenAIClient`, for a fraction of its CPU; chosen
+by the setting `llm.client`. One session per base URL and event loop is shared by all clients.
+Must not: import an SDK, or read the environment at import.
+"""
+
+from __future__ import annotations
+
+import urllib.request
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+from multidict import CIMultiDict
+
+from pipeline.contract.errors import ModelTransportError
+from workers.llm.call_errors import HttpAnswer
+from workers.llm.chat_client import (
+    CONNECT_TIMEOUT_S,
+    KEEPALIVE_S,
+    MAX_CONNECTIONS,
+    ChatClient,
+    answer_too_long,
+    check_answer_head,
+)
+from workers.llm.connections import shared_connection
+
+
+class LeanClient(ChatClient):
+    """Chat completions without an SDK; arguments as in `ChatClient`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._sent_headers = CIMultiDict(
+            {
+                "Content-Type": "application/json",
+                "Accept": "application/json",
+                "Accept-Encoding": "identity",
+                "User-Agent": "rollout-pipeline",
+                **({"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}),
+                **self._headers,
+            }
+        )
+
+    async def _post(self, body: bytes) -> HttpAnswer:
+        shared = shared_connection(self, ("lean", self.base_url), self._connect)
+        try:
+            async with shared.session.post(
+                self._url,
+                data=body,
+                headers=self._sent_headers,
+                # A redirect would carry prompt and key to an address nobody allowed.
+                allow_redirects=False,
+                proxy=shared.proxy,
+            ) as answer:
+                check_answer_head(answer.headers, url=self._url, limit_bytes=self.max_answer_bytes)
+                return HttpAnswer(answer.status, answer.headers, await self._body(answer))
+        except aiohttp.ServerTimeoutError as error:
+            raise _transport(self._url, error, "connect_timeout") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise _transport(self._url, error, "connection") from error
+
+    async def _body(self, answer: aiohttp.ClientResponse) -> bytes:
+        chunks: list[bytes] = []
+        read_bytes = 0
+        async for chunk in answer.content.iter_any():
+            read_bytes += len(chunk)
+            if read_bytes > self.max_answer_bytes:
+                raise answer_too_long(self._url, self.max_answer_bytes)
+            chunks.append(chunk)
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    def _connect(self) -> _SharedSession:
+        return _SharedSession(self.base_url)
+
+
+class _SharedSession:
+    def __init__(self, base_url: str) -> None:
+        self.session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=MAX_CONNECTIONS, keepalive_timeout=KEEPALIVE_S),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
+        )
+        self.proxy = _proxy_for(base_url)
+
+    async def aclose(self) -> None:
+        await self.session.close()
+
+
+# Once per session: aiohttp's trust_env looks the proxy up for every request.
+def _proxy_for(base_url: str) -> str | None:
+    parts = urlsplit(base_url)
+    if urllib.request.proxy_bypass(parts.netloc):
+        return None
+    return urllib.request.getproxies().get(parts.scheme)
+
+
+def _transport(url: str, error: Exception, code: str) -> ModelTransportError:
+    return ModelTransportError(f"{url}: {type(error).__name__}: {error}", code=code)

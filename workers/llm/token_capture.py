@@ -1,0 +1,165 @@
+"""Finds the token ids, logprobs and policy version that a server recorded at sampling.
+
+`chat_answers` calls it for every answer. Servers put them in different places; one call never
+mixes the ids of one place with the logprobs of another. Must not: tokenise text, or repair.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+#: What servers write for a token whose logprob they do not know.
+MISSING_LOGPROB = -9999.0
+_TOKEN_ID_PREFIX = "token_id:"
+
+
+class CapturedTokens(NamedTuple):
+    """What a server recorded; all None for one that records nothing.
+
+    `refusal` says why something that was sent is not used.
+    """
+
+    prompt_token_ids: list[int] | None = None
+    completion_token_ids: list[int] | None = None
+    logprobs: list[float] | None = None
+    source: str | None = None
+    refusal: str | None = None
+
+
+class _Completion(NamedTuple):
+    source: str
+    ids: Any
+    logprobs: Any
+
+
+def captured_tokens(body: Mapping[str, Any], choice: Mapping[str, Any]) -> CapturedTokens:
+    """Read token ids and logprobs: top level, the choice, `meta_info`, `token_id:` strings.
+
+    A place that has both ids and logprobs goes before one with ids alone. Ids and logprobs of
+    unequal length, or ids that are no integers, are refused together.
+    """
+    meta = _mapping(choice.get("meta_info")) or _mapping(body.get("meta_info"))
+    content = _logprob_content(choice)
+    places = [place for place in _completions(body, choice, meta, content) if place.ids is not None]
+    if not places:
+        return CapturedTokens()
+    place = next((place for place in places if place.logprobs is not None), places[0])
+    try:
+        ids = _ids(place.ids)
+        logprobs = None if place.logprobs is None else [_logprob(item) for item in place.logprobs]
+        prompt_ids = _prompt_ids(body, choice, meta)
+    except (TypeError, ValueError, IndexError) as error:
+        return CapturedTokens(refusal=f"{place.source}: {error}")
+    if logprobs is not None and len(logprobs) != len(ids):
+        return CapturedTokens(
+            refusal=f"{place.source}: {len(ids)} token ids but {len(logprobs)} logprobs"
+        )
+    if logprobs and all(value == MISSING_LOGPROB for value in logprobs):
+        logprobs = None
+    return CapturedTokens(prompt_ids, ids, logprobs, place.source)
+
+
+def policy_version(
+    body: Mapping[str, Any], choice: Mapping[str, Any], headers: Mapping[str, str]
+) -> int | None:
+    """Read the version of the weights that answered; None when the server names none."""
+    for holder in (body.get("metadata"), choice.get("meta_info"), body.get("meta_info")):
+        version = _version(_mapping(holder).get("weight_version"))
+        if version is not None:
+            return version
+    return _version(headers.get("x-policy-version"))
+
+
+def _completions(
+    body: Mapping[str, Any], choice: Mapping[str, Any], meta: Mapping[str, Any], content: Any
+) -> list[_Completion]:
+    content_logprobs = None if content is None else [item.get("logprob") for item in content]
+    meta_pairs = meta.get("output_token_logprobs")
+    return [
+        _Completion("top_level", _first(body, _ID_KEYS), content_logprobs),
+        _Completion("choice", _first(choice, _ID_KEYS), content_logprobs),
+        _Completion("meta_info", _pair_ids(meta_pairs), _pair_logprobs(meta_pairs)),
+        _Completion("meta_info", _first(meta, ("output_ids", *_ID_KEYS)), None),
+        _Completion("token_id_strings", _string_ids(content), content_logprobs),
+    ]
+
+
+_ID_KEYS = ("token_ids", "completion_token_ids", "output_token_ids", "response_token_ids")
+_PROMPT_KEYS = ("prompt_token_ids", "input_token_ids")
+
+
+def _prompt_ids(
+    body: Mapping[str, Any], choice: Mapping[str, Any], meta: Mapping[str, Any]
+) -> list[int] | None:
+    for holder in (body, choice, meta):
+        ids = _first(holder, _PROMPT_KEYS)
+        if ids is not None:
+            return _ids(ids)
+    pairs = _pair_ids(meta.get("input_token_logprobs"))
+    return None if pairs is None else _ids(pairs)
+
+
+def _logprob_content(choice: Mapping[str, Any]) -> list[Mapping[str, Any]] | None:
+    content = _mapping(choice.get("logprobs")).get("content")
+    if not isinstance(content, list) or not all(isinstance(item, Mapping) for item in content):
+        return None
+    return content
+
+
+def _string_ids(content: list[Mapping[str, Any]] | None) -> list[int] | None:
+    tokens = [item.get("token") for item in content or ()]
+    if not tokens or not all(
+        isinstance(token, str) and token.startswith(_TOKEN_ID_PREFIX) for token in tokens
+    ):
+        return None
+    suffixes = [str(token)[len(_TOKEN_ID_PREFIX) :] for token in tokens]
+    return [int(text) for text in suffixes] if all(text.isdigit() for text in suffixes) else None
+
+
+# SGLang: a list of [logprob, token id, text or null].
+def _pair_ids(pairs: Any) -> list[Any] | None:
+    if not isinstance(pairs, list):
+        return None
+    return [pair[1] if _is_pair(pair) else None for pair in pairs]
+
+
+def _pair_logprobs(pairs: Any) -> list[Any] | None:
+    if not isinstance(pairs, list):
+        return None
+    return [pair[0] if _is_pair(pair) else None for pair in pairs]
+
+
+def _is_pair(pair: Any) -> bool:
+    return isinstance(pair, list) and len(pair) >= 2
+
+
+def _ids(values: Any) -> list[int]:
+    if not isinstance(values, Sequence) or isinstance(values, str):
+        raise TypeError(f"token ids are {type(values).__name__}, not a list")
+    # bool is an int, and True is no token.
+    if not all(type(value) is int and value >= 0 for value in values):
+        raise TypeError("token ids are not all integers")
+    return list(values)
+
+
+def _logprob(value: Any) -> float:
+    if value is None:
+        return MISSING_LOGPROB
+    number = float(value)
+    return number if math.isfinite(number) and number > MISSING_LOGPROB else MISSING_LOGPROB
+
+
+def _version(value: Any) -> int | None:
+    if type(value) is int:
+        return value
+    return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else None
+
+
+def _first(holder: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
+    return next((holder[key] for key in keys if holder.get(key) is not None), None)
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

@@ -1,0 +1,112 @@
+"""The model calls of one attempt: made through the shared client, recorded as they happen.
+
+An agent gets one of these as its `llm_generate_func`. What it records is kept when the agent fails,
+whatever kind of agent it is. Must not: retry; the client does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from pipeline.contract.errors import AgentError
+from pipeline.contract.trajectory import ModelCall
+from workers.core.model_response import ModelResponse
+
+
+class ModelClient(Protocol):
+    """What a model client does."""
+
+    async def generate(
+        self, messages: Sequence[Mapping[str, Any]], **options: Any
+    ) -> ModelResponse:
+        """Ask for one answer."""
+        ...
+
+
+class ModelCalls:
+    """Calls the model for one attempt.
+
+    Args:
+        client: The shared client of the endpoint.
+        model: Model of calls that name none.
+        defaults: Sampling parameters below those of the agent.
+        overrides: Sampling parameters above those of the agent: what the run asks for.
+        on_call: Told the number of each call as it begins.
+    """
+
+    def __init__(
+        self,
+        client: ModelClient,
+        *,
+        model: str | None,
+        defaults: Mapping[str, Any],
+        overrides: Mapping[str, Any],
+        on_call: Callable[[int], None],
+    ) -> None:
+        self._client = client
+        self._model = model
+        self._defaults = dict(defaults)
+        self._overrides = dict(overrides)
+        self._on_call = on_call
+        self._closed = False
+        self.calls: list[ModelCall] = []
+        self.prompt_tokens = 0
+        self.completion_tokens = 0
+        #: The conversation as the model last saw it, its answer included: what is left of an
+        #: agent that kept no trajectory of its own.
+        self.last_messages: list[dict[str, Any]] = []
+
+    async def __call__(
+        self, messages: Sequence[Mapping[str, Any]], **options: Any
+    ) -> ModelResponse:
+        """Ask for one answer; an `llm_generate_func`."""
+        return await self.generate(messages, **options)
+
+    async def generate(
+        self, messages: Sequence[Mapping[str, Any]], **options: Any
+    ) -> ModelResponse:
+        """Ask for one answer and record the call.
+
+        Raises:
+            ModelError: As the client does.
+            AgentError: The attempt has ended without the agent.
+        """
+        if self._closed:
+            raise AgentError("The attempt has ended: no further model call is made.")
+        self._on_call(len(self.calls) + 1)
+        self.last_messages = list(map(dict, messages))
+        response = await self._client.generate(
+            messages,
+            **{"model": self._model, **self._defaults, **options, **self._overrides},
+        )
+        self.last_messages.append(response.to_message())
+        self._record(response)
+        return response
+
+    def close(self) -> None:
+        """Refuse further calls: the attempt has ended, even if its agent has not."""
+        self._closed = True
+
+    @property
+    def versions(self) -> list[int]:
+        """The policy versions that answered."""
+        return [call.policy_version for call in self.calls if call.policy_version is not None]
+
+    def _record(self, response: ModelResponse) -> None:
+        self.prompt_tokens += response.prompt_tokens or 0
+        self.completion_tokens += response.completion_tokens or 0
+        self.calls.append(
+            ModelCall(
+                sequence=len(self.calls),
+                model=response.model,
+                finish_reason=response.finish_reason,
+                prompt_tokens=response.prompt_tokens,
+                completion_tokens=response.completion_tokens,
+                latency_ms=response.latency_ms,
+                policy_version=response.policy_version,
+                prompt_token_ids=response.prompt_token_ids,
+                completion_token_ids=response.completion_token_ids,
+                logprobs=response.logprobs,
+            )
+        )

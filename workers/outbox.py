@@ -1,0 +1,179 @@
+"""Completions on their way out: gathered briefly, sent together, kept until the broker has them.
+
+Filled by the event loop, emptied by a thread of its own. A completion leaves memory only when the
+broker has it; what is left when the worker must end is written to a folder and sent by the next
+worker that starts there.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from pathlib import Path
+from uuid import UUID
+
+from pipeline.contract.errors import MalformedMessage, QueueUnavailable
+from pipeline.contract.messages import AttemptBeat, Completion
+from pipeline.queue.completions import OutcomePublisher
+from pipeline.queue.frames import decode_completions, encode_completions
+from pipeline.queue.payloads import PayloadStore, check_out
+
+log = logging.getLogger(__name__)
+
+#: Long enough to gather what ends together, short beside any rollout.
+_LINGER_S = 0.05
+_MOST = 64
+#: A message stays below what SQS takes (256 KiB, base64 included).
+_MOST_BYTES = 180_000
+_MAX_BACKOFF_S = 5.0
+#: What takes longer to send waits for somebody; anything else is news by the next heartbeat.
+_AWAY_S = 1.0
+
+
+class Outbox(threading.Thread):
+    """Sends completions until told to stop, then sends the rest.
+
+    Args:
+        publisher: A connection of its own.
+        payloads: Where large bodies go, before the message.
+        inline_max_bytes: Largest body that travels in a message; -1 sends none.
+        spool: Folder for what could not be sent before the end.
+    """
+
+    def __init__(
+        self,
+        publisher: OutcomePublisher,
+        payloads: PayloadStore,
+        *,
+        inline_max_bytes: int,
+        spool: Path,
+    ) -> None:
+        super().__init__(name="outbox", daemon=True)
+        self._publisher = publisher
+        self._payloads = payloads
+        self._inline_max_bytes = inline_max_bytes
+        self._spool = spool
+        self._queue: queue.SimpleQueue[Completion | None] = queue.SimpleQueue()
+        self._waiting_since: dict[tuple[UUID, int], float] = {}
+        self._give_up_at = float("inf")
+
+    def put(self, completion: Completion) -> None:
+        """Take a completion; never blocks."""
+        self._waiting_since[_key(completion)] = time.monotonic()
+        self._queue.put(completion)
+
+    def beats(self) -> tuple[AttemptBeat, ...]:
+        """Return what waits for a broker or a payload store that is away, for the heartbeat.
+
+        Otherwise its lease would run out meanwhile, and the work be done again.
+        """
+        before = time.monotonic() - _AWAY_S
+        return tuple(
+            AttemptBeat(rollout_id=key[0], attempt_no=key[1], phase="sending")
+            for key, since in list(self._waiting_since.items())
+            if since < before
+        )
+
+    def close(self, *, timeout_s: float) -> None:
+        """Send what is left; after `timeout_s` write it to the spool instead."""
+        self._give_up_at = time.monotonic() + timeout_s
+        self._queue.put(None)  # the end
+        self.join(timeout_s + 10)
+
+    def run(self) -> None:
+        """Send batches until closed."""
+        self._send_spooled()
+        stopping = False
+        while not stopping:
+            batch, stopping = self._gather()
+            batch = [self._without_large_body(completion) for completion in batch]
+            while batch:
+                part = _take_part(batch)
+                self._send(part)
+        self._publisher.close()
+
+    def _gather(self) -> tuple[list[Completion], bool]:
+        first = self._queue.get()
+        if first is None:
+            return [], True
+        batch: list[Completion] = [first]
+        until = time.monotonic() + _LINGER_S
+        while len(batch) < _MOST:
+            try:
+                item = self._queue.get(timeout=max(0.0, until - time.monotonic()))
+            except queue.Empty:
+                return batch, False
+            if item is None:
+                return batch, True
+            batch.append(item)
+        return batch, False
+
+    def _without_large_body(self, completion: Completion) -> Completion:
+        if len(completion.body) <= self._inline_max_bytes or not completion.body:
+            return completion
+        failures = 0
+        while True:
+            try:
+                return check_out(completion, self._payloads)
+            except Exception as error:
+                failures += 1
+                if time.monotonic() > self._give_up_at:
+                    return completion
+                if failures % 10 == 1:
+                    log.error("%s waits for the payload store: %s", completion.label, error)
+                time.sleep(min(_MAX_BACKOFF_S, 0.1 * 2 ** min(failures, 10)))
+
+    def _send(self, part: list[Completion]) -> None:
+        failures = 0
+        while True:
+            try:
+                self._publisher.send_completions(part)
+                for completion in part:
+                    self._waiting_since.pop(_key(completion), None)
+                return
+            except QueueUnavailable as error:
+                failures += 1
+                if time.monotonic() > self._give_up_at:
+                    self._write_spool(part)
+                    return
+                if failures % 10 == 1:
+                    log.warning(
+                        "%d completions wait for the broker: %s",
+                        len(part) + self._queue.qsize(),
+                        error,
+                    )
+                time.sleep(min(_MAX_BACKOFF_S, 0.1 * 2 ** min(failures, 10)))
+
+    def _write_spool(self, part: list[Completion]) -> None:
+        self._spool.mkdir(parents=True, exist_ok=True)
+        path = self._spool / f"{part[0].label}-{len(part)}.frame"
+        path.write_bytes(encode_completions(part))
+        log.error("%d completions could not be sent and lie in %s.", len(part), path)
+
+    def _send_spooled(self) -> None:
+        for path in sorted(self._spool.glob("*.frame")):
+            try:
+                completions, _ = decode_completions(path.read_bytes())
+            except (OSError, MalformedMessage) as error:
+                log.error("The spooled completions in %s cannot be read: %s", path, error)
+                continue
+            self._send(completions)
+            path.unlink(missing_ok=True)
+            log.info("%d spooled completions were sent.", len(completions))
+
+
+def _key(completion: Completion) -> tuple[UUID, int]:
+    return completion.rollout_id, completion.attempt_no
+
+
+def _take_part(batch: list[Completion]) -> list[Completion]:
+    """Remove and return the first completions that fit into one message."""
+    part = [batch.pop(0)]
+    size = len(part[0].body)
+    while batch and size + len(batch[0].body) <= _MOST_BYTES:
+        completion = batch.pop(0)
+        size += len(completion.body)
+        part.append(completion)
+    return part

@@ -1,0 +1,144 @@
+"""The reward `python_tests`: 1.0 if a function passes the row's unit tests, else 0.0.
+
+Imported by the registry on first use. Rows have `prompt` (the function's head), `entry_point` and
+`test` (which defines `check(candidate)`). The candidate runs in a process of its own inside the
+sandbox and the tests in another (`workers/sandbox/trial.py`): it is handed arguments and hands
+back plain data, so patched builtins, objects equal to everything, frame tricks, early exits and
+printed verdicts reach nothing that decides. Must not: give 0.0 for a failure of our own.
+
+Not covered: a candidate that recognises the tests' arguments and returns what it knows; tests that
+look into the candidate (source, signature, coroutines, arrays); and, where only the process
+sandbox runs and the worker is no root, a candidate that attacks the worker itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import os
+import secrets
+import sys
+import sysconfig
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from workers.rewards.registry import register_reward
+from workers.sandbox import trial, trial_values
+from workers.sandbox.backends import open_sandbox
+from workers.sandbox.base import CommandResult, SandboxFailure, SandboxLimits
+
+DEFAULT_TIMEOUT_S = 10.0
+_MEMORY_BYTES = 1024**3
+_FENCES = ("```", "~~~")
+#: Python is started without its site hooks, which cost more than the candidate; the packages of
+#: this environment are put on the path by the program itself.
+_PYTHON = ("python3", "-S", "-s", "-P", "-c")
+
+_slots: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+@register_reward("python_tests", bounds_itself=True)
+async def python_tests(
+    response: str, prompt: Mapping[str, Any], timeout_s: float = DEFAULT_TIMEOUT_S
+) -> float:
+    """Return 1.0 when the candidate passes, 0.0 when it fails, crashes, exits or runs out of time.
+
+    Args:
+        response: The answer; its last fenced code block, or all of it, is the candidate.
+        prompt: The row, with `prompt`, `entry_point` and `test`.
+        timeout_s: CPU seconds of the candidate; twice that by the clock, since it shares the CPU.
+
+    Raises:
+        ValueError: The row lacks a field, or its test cannot be executed at all.
+        SandboxFailure: The sandbox would not start or died; says nothing of the candidate.
+    """
+    job = {
+        # Where a row's prompt was enqueued as the question, it is the payload's `content`.
+        "prompt": _field(prompt, "prompt" if "prompt" in prompt else "content"),
+        "test": _field(prompt, "test"),
+        "entry_point": _field(prompt, "entry_point"),
+        "candidate": last_code_block(response),
+        "word": secrets.token_hex(16),
+        "python": list(sys.version_info[:2]),
+        "path": _package_folders(),
+    }
+    limits = SandboxLimits(
+        wall_s=2 * timeout_s, cpu_s=timeout_s, memory_bytes=_MEMORY_BYTES, file_bytes=64 * 1024**2
+    )
+    # Queueing for a slot comes first, so that the clock runs for the candidate alone.
+    async with _slot(), await open_sandbox(limits=limits) as sandbox:
+        result = await sandbox.run(
+            [*_PYTHON, _program()],
+            stdin=json.dumps(job).encode(),
+            env={"PYTHONHASHSEED": "0"},
+        )
+    return _read_verdict(result, job["word"])
+
+
+def last_code_block(text: str) -> str:
+    """Return the content of the last fenced block, or the whole text when there is none.
+
+    A fence that is not closed, as in an answer cut short, reaches to the end.
+    """
+    block: list[str] | None = None
+    last: list[str] | None = None
+    fence = ""
+    for line in text.splitlines():
+        mark = line.strip()
+        if block is None and mark.startswith(_FENCES):
+            fence = mark[: len(mark) - len(mark.lstrip(mark[0]))]
+            block = last = []
+        elif block is not None and mark.startswith(fence) and not mark.strip(fence[0]):
+            block = None
+        elif block is not None:
+            block.append(line)
+    return text if last is None else "\n".join(last) + "\n"
+
+
+def _read_verdict(result: CommandResult, word: str) -> float:
+    lines = [line.split(" ", 2)[1:] for line in result.stdout.splitlines() if line.startswith(word)]
+    if ["started"] not in lines:
+        reason = result.stderr.strip()[-500:] or f"exit code {result.exit_code}"
+        raise SandboxFailure(f"The tests did not start in the sandbox: {reason}")
+    for line in lines:
+        if line[0] == "invalid":
+            raise ValueError(f"the row cannot be scored: {json.loads(line[1])}")
+    return float(any(line[0] == "passed" for line in lines))
+
+
+def _field(prompt: Mapping[str, Any], name: str) -> str:
+    value = prompt.get(name)
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(
+            f"python_tests needs a text in the row's field {name!r}, which is {repr(value)[:80]}; "
+            f"the row has {', '.join(map(str, prompt)) or 'no fields'}"
+        )
+    return value
+
+
+def _slot() -> asyncio.Semaphore:
+    loop = asyncio.get_running_loop()
+    return _slots.setdefault(loop, asyncio.Semaphore(2 * (os.cpu_count() or 1)))
+
+
+@functools.cache
+def _program() -> str:
+    """Return the sources of the trial as one program that needs no file of ours."""
+    values = Path(trial_values.__file__).read_text()
+    return (
+        "import sys, types\n"
+        f"for name in {['workers', 'workers.sandbox', trial_values.__name__]!r}:\n"
+        "    module = sys.modules[name] = types.ModuleType(name)\n"
+        f"exec({values!r}, module.__dict__)\n"
+        f"exec({Path(trial.__file__).read_text()!r})\n"
+    )
+
+
+@functools.cache
+def _package_folders() -> list[str]:
+    return list(dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib")))

@@ -1,0 +1,102 @@
+"""A reward function as registered: what it takes, and where it runs.
+
+The registry makes one at registration, so that scoring looks at no signature. Must not: score.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from pipeline.contract.errors import ContractError
+from workers.core.sync_call import is_async_callable
+
+#: What a reward function may take, by these names.
+INPUTS = ("response", "answer", "prompt", "trajectory")
+#: Other names of the same, as the AgentCore toolkit's reward functions use them.
+ALIASES = {"response_text": "response", "ground_truth": "answer"}
+
+
+class RunsIn(StrEnum):
+    """Where a reward function is called."""
+
+    LOOP = "loop"  #: async, or sync and so cheap that a thread would cost more
+    THREAD = "thread"
+    PROCESS = "process"  #: heavy on the CPU; killed when it is out of time
+
+
+@dataclass(frozen=True, slots=True)
+class RewardFunction:
+    """One registered reward function."""
+
+    name: str
+    function: Callable[..., Any]
+    version: str
+    runs_in: RunsIn
+    inputs: frozenset[str]  #: names out of INPUTS and ALIASES that it takes
+    options: frozenset[str]  #: further parameters, set by the run's reward config
+    takes_any: bool  #: it has **kwargs
+    bounds_itself: bool = False  #: it has a time limit of its own, and may queue before it
+
+    def arguments(
+        self, values: Mapping[str, Any], config: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
+        """Choose what the function is called with.
+
+        Raises:
+            ContractError: The config has an option that the function does not take.
+        """
+        unknown = set(config or ()) - self.options
+        if unknown and not self.takes_any:
+            known = ", ".join(sorted(self.options)) or "none"
+            raise ContractError(
+                f"Reward {self.name!r} has no option {sorted(unknown)[0]!r}. Its options: {known}.",
+                code="reward_option",
+            )
+        chosen = {name: values[ALIASES.get(name, name)] for name in self.inputs}
+        return {**chosen, **(config or {})}
+
+
+def inspect_reward(
+    name: str, function: Any, *, version: str, inline: bool, process: bool
+) -> RewardFunction:
+    """Read a function's signature; a class is instantiated and its object called.
+
+    Raises:
+        TypeError: It is not callable, takes something that is not known, or cannot run there.
+    """
+    if inspect.isclass(function):
+        function = function()
+    if not callable(function):
+        raise TypeError(f"Reward {name!r} is a {type(function).__name__}, which cannot be called.")
+    if inline and process:
+        raise TypeError(f"Reward {name!r} cannot be both inline and in a process.")
+    parameters = inspect.signature(function).parameters.values()
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    known = {*INPUTS, *ALIASES}
+    strange = [p.name for p in named if p.name not in known and p.default is p.empty]
+    strange += [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY]
+    if strange:
+        raise TypeError(
+            f"Reward {name!r} takes {strange[0]!r}, which is not known. It may take "
+            f"{', '.join(INPUTS)} by name, and options that have a default."
+        )
+    return RewardFunction(
+        name=name,
+        function=function,
+        version=version,
+        runs_in=_place(function, inline=inline, process=process),
+        inputs=frozenset(known if takes_any else {p.name for p in named} & known),
+        options=frozenset(p.name for p in named if p.name not in known),
+        takes_any=takes_any,
+    )
+
+
+def _place(function: Callable[..., Any], *, inline: bool, process: bool) -> RunsIn:
+    if process:
+        return RunsIn.PROCESS
+    return RunsIn.LOOP if inline or is_async_callable(function) else RunsIn.THREAD

@@ -1,0 +1,165 @@
+"""What every sandbox promises: a small interface, its limits, and its results.
+
+Used by the tools, by rewards that run code, and by the agents that work in a directory; each
+implementation is a module of its own beside this one (`backends.open_sandbox` chooses). Must not
+import `pipeline`: the library works alone, and the worker maps `SandboxFailure` to its own error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, Self, runtime_checkable
+
+from workers.sandbox.confined import ConfinedFolder
+
+#: What a command ends with when its processes together used too much memory.
+OUT_OF_MEMORY_EXIT_CODE = 137
+
+#: A string goes to a shell; a sequence is executed as it stands.
+Command = str | Sequence[str]
+
+#: What `timeout(1)` exits with, used for every command that ran out of time.
+TIMEOUT_EXIT_CODE = 124
+
+
+class SandboxFailure(RuntimeError):
+    """The sandbox itself would not start or died; says nothing about the command inside."""
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxLimits:
+    """What one command may use; the numbers bound each command, not the sandbox's whole life.
+
+    Args:
+        wall_s: Longest wall-clock time of a command, and its default.
+        cpu_s: CPU seconds of each process.
+        memory_bytes: Address space of each process, and memory of all of them together.
+        processes: Processes and threads at one time.
+        output_bytes: Bytes kept of each of stdout and stderr; head and tail survive a cut.
+        file_bytes: Largest file a process may write, and the largest one read back.
+    """
+
+    wall_s: float = 60.0
+    cpu_s: float = 60.0
+    memory_bytes: int = 2 * 1024**3
+    processes: int = 128
+    output_bytes: int = 256 * 1024
+    file_bytes: int = 256 * 1024**2
+
+    def __post_init__(self) -> None:
+        """Refuse limits under which nothing could run."""
+        for name in self.__slots__:
+            value = getattr(self, name)
+            if value <= 0:
+                raise ValueError(f"sandbox limit {name} must be positive, not {value}")
+
+    def bound_wall_s(self, timeout_s: float | None) -> float:
+        """Return the wall clock of a command that asked for `timeout_s`."""
+        return self.wall_s if timeout_s is None else max(0.001, min(timeout_s, self.wall_s))
+
+
+@dataclass(frozen=True, slots=True)
+class CommandResult:
+    """How a command ended; `exit_code` is 128 + n after signal n, and 124 after a timeout."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+    timed_out: bool = False
+    truncated: bool = False
+    duration_s: float = 0.0
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether the command exited with 0 in time."""
+        return self.exit_code == 0 and not self.timed_out
+
+
+@runtime_checkable
+class Sandbox(Protocol):
+    """A place where untrusted commands run on a directory of their own.
+
+    `root` is the working directory as the commands see it; relative paths start there.
+    """
+
+    @property
+    def root(self) -> str:
+        """The directory that commands and files are relative to, as the commands see it."""
+        ...
+
+    async def run(
+        self,
+        command: Command,
+        *,
+        cwd: str | None = None,
+        timeout_s: float | None = None,
+        stdin: bytes | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> CommandResult:
+        """Run a command to its end, or to its timeout; nothing it started outlives the call.
+
+        Raises:
+            SandboxFailure: The sandbox would not start or died under the command.
+        """
+        ...
+
+    async def read_file(self, path: str) -> bytes:
+        """Return a file's content.
+
+        Raises:
+            OSError: As `open` would: not there, a directory, outside the root, too large.
+        """
+        ...
+
+    async def write_file(self, path: str, data: bytes) -> None:
+        """Write a file whole, making the directories above it.
+
+        Raises:
+            OSError: As `open` would.
+        """
+        ...
+
+    async def close(self) -> None:
+        """End what runs and give everything back; closing twice is harmless."""
+        ...
+
+    async def __aenter__(self) -> Self:
+        """Return the sandbox itself."""
+        ...
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close the sandbox."""
+        ...
+
+
+class ClosingSandbox:
+    """The context-manager half of `Sandbox`, for implementations to inherit.
+
+    `local_files` is the root as a directory of this machine; None where it is elsewhere.
+    """
+
+    local_files: ConfinedFolder | None = None
+
+    async def close(self) -> None:
+        """End what runs and give everything back; closing twice is harmless."""
+        raise NotImplementedError
+
+    async def __aenter__(self) -> Self:
+        """Return the sandbox itself."""
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close the sandbox."""
+        await self.close()

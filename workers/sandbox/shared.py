@@ -1,0 +1,145 @@
+"""One sandbox for all tools of a trajectory, opened by the first that needs it.
+
+Used by the tools that run commands or edit files: a file written by one is there for the other.
+Tools that name a directory of their own share one sandbox on it for all trajectories. Must not
+close a sandbox that a tool was given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from workers.sandbox.backends import SandboxKind, open_sandbox
+from workers.sandbox.base import Sandbox, SandboxLimits
+from workers.sandbox.confined import ConfinedFolder
+from workers.sandbox.files import Files, LocalFiles, files_of
+
+#: A tool's own timeout is the usual bound of a command; these are the most it can ask for.
+_TOOL_LIMITS: dict[str, Any] = {"wall_s": 600.0, "cpu_s": 600.0}
+
+_Key = tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxSettings:
+    """How a tool wants its sandbox; two tools with equal settings share one.
+
+    Args:
+        kind: As in `open_sandbox`.
+        root: Directory to work in; None is a new one for each trajectory.
+        limits: What a command may use.
+        options: Further arguments of `open_sandbox`.
+        given: A sandbox somebody else opened and will close.
+    """
+
+    kind: SandboxKind = "auto"
+    root: str | None = None
+    limits: SandboxLimits = field(default_factory=SandboxLimits)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    given: Sandbox | None = None
+
+    @property
+    def is_plain_folder(self) -> bool:
+        """Whether the files are those of a directory of this machine, named in the settings."""
+        return self.given is None and self.kind not in ("docker", "k8s") and self.root is not None
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> SandboxSettings:
+        """Read the keys `sandbox` (a kind or an open sandbox), `root`, `limits` and `options`.
+
+        Raises:
+            ValueError: A limit of no such name.
+        """
+        sandbox = config.get("sandbox", "auto")
+        limits = config.get("limits") or {}
+        if not isinstance(limits, SandboxLimits):
+            known = {one.name for one in fields(SandboxLimits)}
+            if unknown := set(limits) - known:
+                raise ValueError(
+                    f"Unknown sandbox limits: {', '.join(sorted(unknown))}. "
+                    f"Known: {', '.join(sorted(known))}."
+                )
+            limits = SandboxLimits(**(_TOOL_LIMITS | limits))
+        is_kind = isinstance(sandbox, str)
+        return cls(
+            kind=sandbox if is_kind else "auto",  # type: ignore[arg-type]
+            root=str(config["root"]) if config.get("root") else None,
+            limits=limits,
+            options=dict(config.get("options") or {}),
+            given=None if is_kind else sandbox,
+        )
+
+
+@dataclass(slots=True)
+class _Share:
+    """An open sandbox and who uses it."""
+
+    opening: asyncio.Lock = field(default_factory=asyncio.Lock)
+    sandbox: Sandbox | None = None
+    users: set[tuple[int, str]] = field(default_factory=set)
+
+
+class SharedSandboxes:
+    """The open sandboxes of a process, by trajectory and settings."""
+
+    def __init__(self) -> None:
+        self._shares: dict[_Key, _Share] = {}
+
+    async def join(self, tool: object, instance_id: str, settings: SandboxSettings) -> Sandbox:
+        """Return the sandbox of a trajectory, opening it for the first tool that asks.
+
+        Raises:
+            SandboxFailure: It would not start.
+        """
+        if settings.given is not None:
+            return settings.given
+        key = _key(instance_id, settings)
+        share = self._shares.setdefault(key, _Share())
+        share.users.add((id(tool), instance_id))
+        async with share.opening:
+            if share.sandbox is None:
+                try:
+                    share.sandbox = await open_sandbox(
+                        settings.kind,
+                        root=settings.root,
+                        limits=settings.limits,
+                        **dict(settings.options),
+                    )
+                except BaseException:
+                    await self._forget(key, share, tool, instance_id)
+                    raise
+            return share.sandbox
+
+    async def leave(self, tool: object, instance_id: str, settings: SandboxSettings) -> None:
+        """Say that a tool is through with a trajectory; the last one closes its sandbox."""
+        key = _key(instance_id, settings)
+        share = self._shares.get(key)
+        if share is not None:
+            await self._forget(key, share, tool, instance_id)
+
+    async def files(self, tool: object, instance_id: str, settings: SandboxSettings) -> Files:
+        """Return the files of a trajectory; a directory named in the settings needs no sandbox."""
+        if settings.is_plain_folder:
+            return LocalFiles(ConfinedFolder(settings.root or ".", settings.limits.file_bytes))
+        return files_of(await self.join(tool, instance_id, settings))
+
+    async def _forget(self, key: _Key, share: _Share, tool: object, instance_id: str) -> None:
+        share.users.discard((id(tool), instance_id))
+        if not share.users and self._shares.get(key) is share:
+            del self._shares[key]
+            if share.sandbox is not None:
+                await share.sandbox.close()
+
+
+def _key(instance_id: str, settings: SandboxSettings) -> _Key:
+    # A directory in a container is not a shared place: each trajectory has its own container.
+    trajectory = "" if settings.is_plain_folder else instance_id
+    options = repr(sorted(settings.options.items()))
+    return (trajectory, settings.kind, settings.root, settings.limits, options)
+
+
+#: The sandboxes of this process's tools.
+SHARED = SharedSandboxes()

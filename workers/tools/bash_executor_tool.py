@@ -1,0 +1,109 @@
+"""The `bash_executor` tool: a shell command in a sandbox.
+
+Used by name through the tool registry. All tools of one trajectory share its sandbox, so files
+written here are seen by the file editor. Must not: run anything outside the sandbox.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from workers.core.base_tool import BaseAgenticTool
+from workers.core.tool_schemas import ToolResult, create_openai_tool_schema
+from workers.sandbox.base import CommandResult
+from workers.sandbox.shared import SHARED, SandboxSettings
+
+DEFAULT_TIMEOUT_S = 30.0
+DEFAULT_OUTPUT_CHARS = 16_000
+
+_SCHEMA = create_openai_tool_schema(
+    "bash_executor",
+    "Run a shell command in a sandbox and return its output. Each call is a new shell; files stay.",
+    {
+        "command": {"type": "string", "description": "The command, as typed into bash."},
+        "working_directory": {
+            "type": "string",
+            "description": "Directory to run in, relative to the root of the sandbox.",
+        },
+        "timeout": {"type": "number", "description": "Seconds after which it is killed."},
+    },
+    ["command"],
+)
+
+
+class BashExecutorTool(BaseAgenticTool):
+    """Runs shell commands.
+
+    Args:
+        config: `timeout` (default seconds of a command, 30), `max_output_chars` (16,000), `env`
+            (variables the commands see; there are no others of the worker's), and how the sandbox
+            is made: `sandbox` (a kind, or one already open), `root`, `limits`, `options`.
+    """
+
+    def __init__(self, config: Mapping[str, Any] | None = None) -> None:
+        super().__init__(config, _SCHEMA)
+        self._settings = SandboxSettings.from_config(self.config)
+        self._timeout_s = float(self.config.get("timeout", DEFAULT_TIMEOUT_S))
+        self._output_chars = int(self.config.get("max_output_chars", DEFAULT_OUTPUT_CHARS))
+        self._env = dict(self.config.get("env") or {})
+
+    async def execute_tool(
+        self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
+    ) -> ToolResult:
+        """Run one command; an exit code other than 0 is no success, and its output is told.
+
+        Raises:
+            SandboxFailure: The sandbox would not start or died: no result of the command.
+        """
+        if problems := self.parameter_problems(parameters):
+            return ToolResult(success=False, error="; ".join(problems))
+        if "\0" in parameters["command"] + parameters.get("working_directory", ""):
+            return ToolResult(success=False, error="a command cannot hold a NUL character")
+        sandbox = await SHARED.join(self, instance_id, self._settings)
+        result = await sandbox.run(
+            parameters["command"],
+            cwd=parameters.get("working_directory") or None,
+            timeout_s=float(parameters.get("timeout") or self._timeout_s),
+            env=self._env,
+        )
+        return self._as_tool_result(result)
+
+    async def release_instance(self, instance_id: str, **kwargs: Any) -> None:
+        """End the trajectory's sandbox, unless another tool still uses it."""
+        await super().release_instance(instance_id)
+        await SHARED.leave(self, instance_id, self._settings)
+
+    def _as_tool_result(self, result: CommandResult) -> ToolResult:
+        text = cut_middle(_combined(result), self._output_chars)
+        error = None
+        if result.timed_out:
+            error = f"the command was killed after {result.duration_s:.1f} s\n{text}".rstrip()
+        elif result.exit_code != 0:
+            error = f"the command ended with exit code {result.exit_code}\n{text}".rstrip()
+        return ToolResult(
+            success=result.succeeded,
+            result=text or "(no output)",
+            error=error,
+            metrics={
+                "exit_code": result.exit_code,
+                "timed_out": result.timed_out,
+                "truncated": result.truncated or len(_combined(result)) > self._output_chars,
+                "duration_s": round(result.duration_s, 3),
+            },
+        )
+
+
+def cut_middle(text: str, limit: int) -> str:
+    """Return the text, or its head and tail with a notice of what is missing between."""
+    if len(text) <= limit:
+        return text
+    head, tail = limit - limit // 2, limit // 2
+    return f"{text[:head]}\n[... {len(text) - limit} characters cut ...]\n{text[-tail:]}"
+
+
+def _combined(result: CommandResult) -> str:
+    parts = [result.stdout.rstrip("\n")]
+    if result.stderr.strip():
+        parts += ["[stderr]", result.stderr.rstrip("\n")]
+    return "\n".join(part for part in parts if part)

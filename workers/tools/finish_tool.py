@@ -1,0 +1,50 @@
+"""The `finish` tool: the model hands over its answer and ends the trajectory.
+
+Used by name through the tool registry. Must not: judge the answer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from workers.core.base_tool import BaseAgenticTool
+from workers.core.tool_schemas import (
+    OpenAIFunctionToolSchema,
+    ToolResult,
+    create_openai_tool_schema,
+)
+
+_SCHEMA = create_openai_tool_schema(
+    "finish",
+    "End the task: hand over the answer, or give up.",
+    {
+        "answer": {"type": "string", "description": "The result of the task."},
+        "status": {
+            "type": "string",
+            "enum": ["success", "failure"],
+            "description": "Whether the task was solved; 'success' when left out.",
+        },
+    },
+)
+
+
+class FinishTool(BaseAgenticTool):
+    """Ends the trajectory: with an answer as answered, without one as stopped by a tool."""
+
+    def get_openai_tool_schema(self) -> OpenAIFunctionToolSchema:
+        """Return the schema."""
+        return _SCHEMA
+
+    async def execute_tool(
+        self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
+    ) -> ToolResult:
+        """Take the answer; `metrics["final_answer"]` is what agents record as such."""
+        answer = parameters.get("answer")
+        if answer is not None and not isinstance(answer, str):
+            parameters = {**parameters, "answer": str(answer)}
+        if problems := self.parameter_problems(parameters):
+            return ToolResult(success=False, error="; ".join(problems))
+        metrics: dict[str, Any] = {"status": parameters.get("status", "success")}
+        if answer is not None:
+            metrics["final_answer"] = parameters["answer"]
+        return ToolResult(success=True, result="The task is finished.", metrics=metrics, stop=True)

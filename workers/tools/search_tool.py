@@ -1,0 +1,131 @@
+"""The `search` tool: find text in files, files, or directories below one directory.
+
+Used by name through the tool registry; it sees the files that the other tools of its trajectory
+do. The searching is `text_search.py`. Must not: run longer than its time, whatever the pattern.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from workers.core.base_tool import BaseAgenticTool
+from workers.core.sync_call import call_anyhow
+from workers.core.tool_schemas import ToolResult, create_openai_tool_schema
+from workers.sandbox.confined import ConfinedFolder
+from workers.sandbox.shared import SHARED, SandboxSettings
+from workers.tools.text_search import Found, Query, SearchError, search_names, search_text
+
+DEFAULT_RESULTS = 50
+MOST_RESULTS = 1000
+DEFAULT_TIMEOUT_S = 10.0
+
+_SCHEMA = create_openai_tool_schema(
+    "search",
+    "search_text: lines of files that match a pattern. search_files: files by name. "
+    "search_dir: directories by name. Names may use * and ?.",
+    {
+        "command": {
+            "type": "string",
+            "enum": ["search_text", "search_files", "search_dir"],
+            "description": "What to search; search_text if left out.",
+        },
+        "pattern": {"type": "string", "description": "What to look for."},
+        "path": {"type": "string", "description": "File or directory to search; the root if none."},
+        "case_sensitive": {"type": "boolean", "description": "Default false."},
+        "regex": {"type": "boolean", "description": "The pattern is a regular expression."},
+        "whole_words": {"type": "boolean", "description": "Match whole words only."},
+        "max_results": {"type": "integer", "description": "Most matches returned."},
+        "file_extensions": {
+            "type": "array",
+            "items": {"type": "string"},
+            "description": "Only files with these endings, such as .py.",
+        },
+        "context_lines": {"type": "integer", "description": "Lines shown around each match."},
+    },
+    ["pattern"],
+)
+
+
+class SearchTool(BaseAgenticTool):
+    """Searches files.
+
+    Args:
+        config: `root` (directory to search; without it, the trajectory's sandbox), `max_results`
+            (default number of matches, 50), `timeout` (seconds of one search, 10), and as for
+            `bash_executor` `sandbox`, `limits`, `options`.
+    """
+
+    def __init__(self, config: Mapping[str, Any] | None = None) -> None:
+        super().__init__(config, _SCHEMA)
+        self._settings = SandboxSettings.from_config(self.config)
+        self._max_results = int(self.config.get("max_results", DEFAULT_RESULTS))
+        self._timeout_s = float(self.config.get("timeout", DEFAULT_TIMEOUT_S))
+
+    async def execute_tool(
+        self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
+    ) -> ToolResult:
+        """Search; nothing found is a success that says so.
+
+        Raises:
+            SandboxFailure: The sandbox would not start or died.
+        """
+        if problems := self.parameter_problems(parameters):
+            return ToolResult(success=False, error="; ".join(problems))
+        folder = await self._folder(instance_id)
+        if folder is None:
+            error = "search works on local directories; use bash_executor with grep or find"
+            return ToolResult(success=False, error=error)
+        command = parameters.get("command", "search_text")
+        query = self._query(parameters)
+        try:
+            if command == "search_text":
+                found = await call_anyhow(search_text, folder, query, self._timeout_s)
+            else:
+                folders = command == "search_dir"
+                found = await call_anyhow(
+                    search_names, folder, query, self._timeout_s, folders=folders
+                )
+        except SearchError as error:
+            return ToolResult(success=False, error=str(error))
+        except OSError as error:
+            return ToolResult(success=False, error=f"{query.path}: {error.strerror or error}")
+        return _as_tool_result(found)
+
+    async def release_instance(self, instance_id: str, **kwargs: Any) -> None:
+        """End the trajectory's sandbox, unless another tool still uses it."""
+        await super().release_instance(instance_id)
+        await SHARED.leave(self, instance_id, self._settings)
+
+    async def _folder(self, instance_id: str) -> ConfinedFolder | None:
+        if self._settings.is_plain_folder:
+            return ConfinedFolder(self._settings.root or ".")
+        sandbox = await SHARED.join(self, instance_id, self._settings)
+        return getattr(sandbox, "local_files", None)
+
+    def _query(self, given: Mapping[str, Any]) -> Query:
+        wanted = int(given.get("max_results") or self._max_results)
+        return Query(
+            pattern=given["pattern"],
+            path=given.get("path") or ".",
+            case_sensitive=bool(given.get("case_sensitive")),
+            regex=bool(given.get("regex")),
+            whole_words=bool(given.get("whole_words")),
+            max_results=max(1, min(wanted, MOST_RESULTS)),
+            file_extensions=tuple(
+                one if one.startswith(".") else f".{one}"
+                for one in given.get("file_extensions", ())
+            ),
+            context_lines=max(0, min(int(given.get("context_lines") or 0), 20)),
+        )
+
+
+def _as_tool_result(found: Found) -> ToolResult:
+    lines = found.lines or ["nothing found"]
+    if found.notice:
+        lines = [*lines, f"[{found.notice}]"]
+    return ToolResult(
+        success=True,
+        result="\n".join(lines),
+        metrics={"matches": found.matches, "complete": not found.notice},
+    )

@@ -1,0 +1,111 @@
+"""Edits of a text as values: replace, insert, select and number lines.
+
+Used by the file editor. Pure: no files, no tool results. Time and memory stay proportional to the
+text, whatever the model asks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+_CONTEXT_LINES = 4
+_LISTED_PLACES = 10
+
+
+class EditError(ValueError):
+    """An edit that cannot be made; the message is for the model."""
+
+
+def replace_once(text: str, old: str, new: str) -> tuple[str, int]:
+    """Return the text with its one occurrence of `old` replaced, and where that was.
+
+    Raises:
+        EditError: `old` is empty, not there, there several times, or the same as `new`.
+    """
+    if not old:
+        raise EditError("old_str is empty; use insert or create")
+    if "\r\n" in text and "\r" not in old:
+        old, new = old.replace("\n", "\r\n"), new.replace("\n", "\r\n")
+    if old == new:
+        raise EditError("old_str and new_str are the same")
+    at = text.find(old)
+    if at < 0:
+        raise EditError(f"old_str was not found{_near_miss(text, old)}")
+    # From one character on: overlapping occurrences are ambiguous too.
+    if text.find(old, at + 1) >= 0:
+        lines = _lines_of_all(text, old)
+        raise EditError(
+            f"old_str occurs several times, at lines {lines}; add lines around it until it is "
+            "unique"
+        )
+    return text[:at] + new + text[at + len(old) :], at
+
+
+def insert_lines(text: str, line: int, new: str) -> tuple[str, int]:
+    """Return the text with `new` as lines of its own after line `line`, and where that is.
+
+    Raises:
+        EditError: There is no such line.
+    """
+    lines = text.splitlines(keepends=True)
+    if not 0 <= line <= len(lines):
+        raise EditError(f"insert_line is {line}; the file has lines 0 to {len(lines)}")
+    end = "\r\n" if "\r\n" in text else "\n"
+    before, after = "".join(lines[:line]), "".join(lines[line:])
+    if before and not before.endswith(("\n", "\r")):
+        before += end
+    if new and not new.endswith("\n") and (after or text.endswith("\n")):
+        new += end
+    return before + new + after, len(before)
+
+
+def select_lines(text: str, view_range: Sequence[int] | None) -> tuple[int, list[str]]:
+    """Return the number of the first line and the lines asked for.
+
+    Raises:
+        EditError: The range is none, or begins beyond the end.
+    """
+    lines = text.splitlines()
+    if view_range is None:
+        return 1, lines
+    if len(view_range) != 2:
+        raise EditError("view_range takes two numbers: first and last line")
+    first, last = view_range
+    last = len(lines) if last == -1 else last
+    if not 1 <= first <= max(1, len(lines)) or last < first:
+        raise EditError(f"view_range {list(view_range)} is none of lines 1 to {len(lines)}")
+    return first, lines[first - 1 : last]
+
+
+def numbered(lines: Sequence[str], first: int) -> str:
+    """Return lines with their numbers before them."""
+    return "\n".join(f"{number:6d}\t{line}" for number, line in enumerate(lines, first))
+
+
+def show_around(text: str, at: int) -> str:
+    """Return the lines around a position, with their numbers."""
+    line = text.count("\n", 0, at)
+    lines = text.splitlines()
+    first = max(0, line - _CONTEXT_LINES)
+    return numbered(lines[first : line + _CONTEXT_LINES + 1], first + 1)
+
+
+def _lines_of_all(text: str, old: str) -> str:
+    places: list[int] = []
+    at = text.find(old)
+    while at >= 0 and len(places) < _LISTED_PLACES:
+        places.append(text.count("\n", 0, at) + 1)
+        at = text.find(old, at + 1)
+    more = " and more" if at >= 0 else ""
+    return ", ".join(map(str, places)) + more
+
+
+def _near_miss(text: str, old: str) -> str:
+    """Say where a line differs only by white space from the first one looked for."""
+    wanted = next((line.strip() for line in old.splitlines() if line.strip()), "")
+    if not wanted:
+        return ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip() == wanted:
+            return f"; line {number} begins it, but white space or a later line differs: {line!r}"
+    return "; view the file and copy the text exactly"
