@@ -1,0 +1,111 @@
+"""`python -m benchmarks goals|loops|sweep|capacity`; `rollout bench` runs the goals.
+
+Must not: hold any measuring code; `rollout bench` calls the same functions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import goals, report
+from benchmarks.capacity import measure_capacity
+from benchmarks.loops import compare_loops, sweep_loops, write_sweep_charts
+from benchmarks.workloads import WORKLOADS
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    options = _parser().parse_args(argv)
+    options.run(options)
+
+
+def run_loops(options: argparse.Namespace) -> None:
+    found = compare_loops(options.workloads, pairs=options.pairs, rollouts=options.rollouts)
+    print(report.comparison_table(found))
+    _save(options.json, report.to_json(command=_command(), comparisons=found))
+
+
+def run_goals(options: argparse.Namespace) -> None:
+    figures: list[report.Figure] = []
+    comparisons = []
+    if "loops" in options.parts:
+        figures, comparisons = goals.measure_loops(pairs=options.pairs)
+    for part in options.parts:
+        if part in goals.PARTS:
+            figures += goals.PARTS[part]()
+    if "store" in options.parts:
+        store, times = goals.measure_store(rows=options.rows)
+        figures += store
+        for one in times:
+            print(one, file=sys.stderr)
+    print(report.figure_table(figures))
+    if comparisons:
+        print(report.comparison_table(comparisons))
+    document = report.to_json(command=_command(), figures=figures, comparisons=comparisons)
+    _save(options.json, document)
+
+
+def run_sweep(options: argparse.Namespace) -> None:
+    found = sweep_loops(options.workload, in_flight=options.in_flight, rollouts=options.rollouts)
+    rows = [
+        [name, str(level), f"{one.rollouts_per_s:.0f}", f"{one.cpu_ms_per_rollout:.2f}"]
+        for name, measured in found.items()
+        for level, one in measured
+    ]
+    print(report.table(["subject", "in flight", "rollouts/s", "CPU ms/rollout"], rows))
+    for path in write_sweep_charts(found, options.workload, options.plots):
+        print(path)
+
+
+def run_capacity(options: argparse.Namespace) -> None:
+    found = measure_capacity(duration_s=options.duration_s)
+    print(json.dumps(found.to_json(), indent=2))
+    _save(options.json, {**found.to_json(), "machine": report.machine()})
+    if not found.enough:
+        sys.exit("the mock does not serve five times what the fastest client asks for")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks")
+    commands = parser.add_subparsers(required=True)
+    loops = commands.add_parser("loops", help="B2 over B1, in pairs")
+    loops.add_argument("--workloads", nargs="+", choices=sorted(WORKLOADS), default=["W0", "W1"])
+    loops.add_argument("--pairs", type=int, default=5)
+    loops.set_defaults(run=run_loops)
+    every = commands.add_parser("goals", help="G1 to G13, each beside its goal")
+    parts = ["loops", *goals.PARTS, "store"]
+    every.add_argument("--parts", nargs="+", choices=parts, default=parts)
+    every.add_argument("--pairs", type=int, default=5)
+    every.add_argument("--rows", type=int, default=1_000_000, help="rollouts in the store")
+    every.add_argument("--json", type=Path, help="write all figures to this file")
+    every.set_defaults(run=run_goals)
+    sweep = commands.add_parser("sweep", help="B1 and B2 over concurrency, with charts")
+    sweep.add_argument("--workload", choices=sorted(WORKLOADS), default="W1")
+    sweep.add_argument("--in-flight", type=int, nargs="+", default=[50, 100, 200, 500])
+    sweep.add_argument("--plots", type=Path, default=Path("bench-plots"), help="folder for SVG")
+    sweep.set_defaults(run=run_sweep)
+    capacity = commands.add_parser("capacity", help="is the mock fast enough?")
+    capacity.add_argument("--duration-s", type=float, default=3.0)
+    capacity.set_defaults(run=run_capacity)
+    for command in (loops, sweep):
+        command.add_argument("--rollouts", type=int, help="instead of the workload's 1000")
+    for command in (loops, capacity):
+        command.add_argument("--json", type=Path, help="write all figures to this file")
+    return parser
+
+
+def _command() -> str:
+    return " ".join(["python -m benchmarks", *sys.argv[1:]])
+
+
+def _save(path: Path | None, content: dict[str, Any]) -> None:
+    if path is not None:
+        path.write_text(json.dumps(content, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,215 @@
+"""The bare loops the pipeline is compared with: asyncio and one shared client, nothing stored.
+
+B1 is `AsyncOpenAI` on its aiohttp transport, B2 raw aiohttp with orjson, both on uvloop. Each runs
+as an own process (`python -m benchmarks.bare_loop`), started by `benchmarks.subjects`. Must not:
+import the product, or do anything that a rollout does not need.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from time import monotonic
+from typing import Any, Protocol
+
+import uvloop
+
+from benchmarks.workloads import WORKLOADS, Workload, label
+
+_ACTION = re.compile(r"Action: calculator\(expression='(\d+) ([-+*]) (\d+)'\)")
+_FINAL = "Final Answer: "
+_MAX_STEPS = 10
+_SYSTEM = """Answer the question step by step. You have one tool:
+
+calculator(expression: str): the value of an arithmetic expression.
+
+Reply with a line `Thought: ...` and then either a line
+Action: calculator(expression='...')
+and you will be told its result, or
+Final Answer: ...
+"""
+
+
+@dataclass(slots=True)
+class LoopResult:
+    """What one run of a bare loop did, by its own account."""
+
+    rollouts: int
+    finished: int = 0
+    wrong: int = 0
+    failed: int = 0
+    wall_s: float = 0.0
+
+
+class ChatClient(Protocol):
+    """One model call: messages in, text out."""
+
+    async def complete(self, messages: list[dict[str, str]], user: str) -> str:
+        """Return the answer's text; raises when all retries are used up."""
+        ...
+
+    async def close(self) -> None:
+        """Close the connections."""
+        ...
+
+
+class SdkClient:
+    """The client of B1: one `AsyncOpenAI` on aiohttp, with the SDK's own retries."""
+
+    def __init__(self, base_url: str, retries: int, _in_flight: int) -> None:
+        # The transport's own bound stands: 1000 connections.
+        from openai import AsyncOpenAI, DefaultAioHttpClient
+
+        self._client = AsyncOpenAI(
+            base_url=base_url,
+            api_key="none",
+            max_retries=retries,
+            http_client=DefaultAioHttpClient(),
+        )
+
+    async def complete(self, messages: list[dict[str, str]], user: str) -> str:
+        """Ask once."""
+        messages_: Any = messages
+        response = await self._client.chat.completions.create(
+            model="mock", messages=messages_, temperature=0.7, max_tokens=512, user=user
+        )
+        return response.choices[0].message.content or ""
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.close()
+
+
+class RawClient:
+    """The client of B2: aiohttp and orjson, with the least that retries need."""
+
+    def __init__(self, base_url: str, retries: int, in_flight: int) -> None:
+        import aiohttp
+        import orjson
+
+        self._dumps, self._loads = orjson.dumps, orjson.loads
+        self._url = f"{base_url}/chat/completions"
+        self._retries = retries
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=in_flight),
+            headers={"content-type": "application/json", "authorization": "Bearer none"},
+        )
+
+    async def complete(self, messages: list[dict[str, str]], user: str) -> str:
+        """Ask until it answers or the retries are used up."""
+        body = self._dumps(
+            {
+                "model": "mock",
+                "messages": messages,
+                "temperature": 0.7,
+                "max_tokens": 512,
+                "user": user,
+            }
+        )
+        for tries in range(self._retries + 1):
+            async with self._session.post(self._url, data=body) as response:
+                raw = await response.read()
+                if response.status == 200:
+                    return self._loads(raw)["choices"][0]["message"]["content"]
+                wait_s = response.headers.get("retry-after")
+            # The SDK's own rule, so that B1 and B2 differ in the client and not in patience.
+            backoff_s = min(0.5 * 2**tries, 8) * (1 - 0.25 * random.random())
+            if tries < self._retries:
+                await asyncio.sleep(float(wait_s) if wait_s else backoff_s)
+        raise RuntimeError(f"still status {response.status} after {self._retries} retries")
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._session.close()
+
+
+CLIENTS = {"B1": SdkClient, "B2": RawClient}
+
+
+async def solve(client: ChatClient, prompt: str, user: str) -> str | None:
+    """One rollout: ask, calculate, tell, until a final answer; None if none comes."""
+    messages = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": prompt}]
+    for _ in range(_MAX_STEPS):
+        text = await client.complete(messages, user)
+        if (at := text.find(_FINAL)) >= 0:
+            return text[at + len(_FINAL) :].strip()
+        messages.append({"role": "assistant", "content": text})
+        messages.append({"role": "user", "content": f"Observation: {calculate(text)}"})
+    return None
+
+
+def calculate(text: str) -> str:
+    """The result of the action in a model's text: two whole numbers are all the mock asks for."""
+    action = _ACTION.search(text)
+    if action is None:
+        return "no action found"
+    left, right = int(action[1]), int(action[3])
+    return str({"+": left + right, "-": left - right, "*": left * right}[action[2]])
+
+
+async def run_loop(client: ChatClient, workload: Workload, run: str) -> LoopResult:
+    """All rollouts of a workload, `in_flight` at a time."""
+    result = LoopResult(workload.rollouts)
+    rows = enumerate(workload.rows())
+
+    async def lane() -> None:
+        for number, row in rows:
+            try:
+                answer = await solve(client, row["prompt"], label(run, number))
+            except Exception as error:  # a rollout that fails must not stop its neighbours
+                result.failed += 1
+                print(f"{label(run, number)}: {error!r}", file=sys.stderr)
+                continue
+            result.finished += 1
+            result.wrong += answer != row["answer"]
+
+    started = monotonic()
+    async with asyncio.TaskGroup() as lanes:
+        for _ in range(min(workload.in_flight, workload.rollouts)):
+            lanes.create_task(lane())
+    result.wall_s = monotonic() - started
+    return result
+
+
+async def serve_one(name: str, base_url: str, workload: Workload, *, wait: bool) -> None:
+    """Warm up, say so, wait for a line on stdin if asked, run, print the result."""
+    client = CLIENTS[name](base_url, workload.client_retries, workload.in_flight)
+    try:
+        await run_loop(client, workload.resized(rollouts=20), "warm")
+        if wait:
+            print(json.dumps({"ready": True, "pid": os.getpid()}), flush=True)
+            if not await asyncio.to_thread(sys.stdin.readline):
+                return  # whoever wanted the result is gone
+        result = await run_loop(client, workload, f"{name}-{workload.name}".lower())
+        print(json.dumps(asdict(result)), flush=True)
+        if wait:
+            # Stay until told: a process that is gone cannot be measured.
+            await asyncio.to_thread(sys.stdin.readline)
+    finally:
+        await client.close()
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="bare_loop", description="B1 or B2 on one workload.")
+    parser.add_argument("client", choices=sorted(CLIENTS))
+    parser.add_argument("workload", choices=sorted(WORKLOADS))
+    parser.add_argument("--base-url", required=True)
+    parser.add_argument("--rollouts", type=int)
+    parser.add_argument("--in-flight", type=int)
+    parser.add_argument("--wait", action="store_true", help="for a line on stdin: start, then end")
+    options = parser.parse_args(argv)
+    workload = WORKLOADS[options.workload].resized(
+        rollouts=options.rollouts, in_flight=options.in_flight
+    )
+    uvloop.run(serve_one(options.client, options.base_url, workload, wait=options.wait))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,289 @@
+"""The long form of the fault suite: one deployment, every fault, thousands of rollouts, a table.
+
+Run by `python -m benchmarks faults` and `rollout bench faults`. The order of faults and all that is
+drawn follows from the seed; what the machine makes of it does not. Must not: hide a violation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from benchmarks.faults import controller, injections, trainer, worker
+from benchmarks.faults.deployment import SHORT_LEASE, Deployment, Size
+from benchmarks.faults.figures import Figures, count_figures
+from benchmarks.faults.invariants import find_fast_seconds, find_violations
+from benchmarks.faults.runs import GROUP_SIZE, FaultRun
+from benchmarks.faults.trainer_lives import TrainerLives
+from benchmarks.mock_behaviour import MockBehaviour
+from pipeline.limits.settings import LimitSettings
+from pipeline.limits.store import LimitStore
+
+#: Three workers that can hold 500 rollouts, and rollouts that last for seconds.
+BIG = Size(
+    workers=3,
+    concurrency=200,
+    controllers=2,
+    max_in_flight=600,
+    lease=SHORT_LEASE,
+    model=MockBehaviour(latency_ms=2000, sigma=0.5, error_rate=0.04, retry_after_s=0.5),
+    model_timeout_s=30.0,
+)
+DRAINED_IN_FLIGHT = 500
+LIMIT_PER_S, LIMIT_BURST = 100, 50
+
+_PATIENCE_S = 900.0
+_LIMIT_LEARNED_S = 2.5
+
+
+@dataclass(slots=True)
+class Phase:
+    """One part of the campaign and what came of it."""
+
+    name: str
+    figures: Figures
+    violations: list[str]
+
+
+@dataclass(slots=True)
+class Campaign:
+    """Everything that is reported."""
+
+    broker: str
+    seed: int
+    rollouts: int
+    lease_s: float
+    phases: list[Phase] = field(default_factory=list)
+    trainer_deaths: int = 0
+
+    @property
+    def violations(self) -> list[str]:
+        """All that is not as promised."""
+        return [violation for phase in self.phases for violation in phase.violations]
+
+    @property
+    def figures(self) -> Figures:
+        """The sum over all phases with faults."""
+        return sum((p.figures for p in self.phases if p.name != CALM), Figures())
+
+    @property
+    def calm(self) -> Figures:
+        """The phase without faults."""
+        return next(phase.figures for phase in self.phases if phase.name == CALM)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all figures."""
+        return {
+            "broker": self.broker,
+            "seed": self.seed,
+            "lease_s": self.lease_s,
+            "trainer_deaths": self.trainer_deaths,
+            "violations": self.violations,
+            "total": self.figures.to_json(),
+            "phases": {phase.name: phase.figures.to_json() for phase in self.phases},
+        }
+
+
+CALM = "no fault"
+STORM = "C1-C10, C12, C14-C17, one after the other"
+DRAIN = "C2 with 500 in flight"
+TWICE = "C11 everything twice, late, out of order"
+DEEDS = "C12 poison, C13 blocked loops"
+LIMITED = "C15 storm under a shared limit"
+
+
+def run_campaign(
+    *,
+    broker: str,
+    rollouts: int = 5000,
+    seed: int = 1,
+    size: Size = BIG,
+    say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
+) -> Campaign:
+    """Run every fault on a deployment of its own and judge what is left.
+
+    Args:
+        broker: `redis` or `rabbitmq`.
+        rollouts: In the phase that has most of the faults; the others are smaller.
+        seed: Of everything that is drawn.
+        size: Of the deployment.
+        say: Told what happens.
+
+    Raises:
+        BrokerMissing: This machine cannot start the broker.
+        TimeoutError: Something did not end; says what.
+    """
+    campaign = Campaign(broker, seed, rollouts, size.lease.lease_s)
+    groups = max(8, rollouts // GROUP_SIZE)
+    with Deployment(broker, size) as deployment:
+        course = _Course(deployment, campaign, Random(seed), say)
+        with course.phase(CALM, groups=groups // 5):
+            pass
+        course.storm(groups)
+        course.drain()
+        course.say_twice(groups // 10)
+        course.deeds()
+        course.limited()
+    return campaign
+
+
+class _Course:
+    """The phases, one after the other, on one deployment."""
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        campaign: Campaign,
+        random: Random,
+        say: Callable[[str], None],
+    ) -> None:
+        self._deployment = deployment
+        self._campaign = campaign
+        self._random = random
+        self._say = say
+
+    @contextmanager
+    def phase(self, name: str, *, groups: int, **options: Any) -> Iterator[FaultRun]:
+        """Begin a run, let the block harm it, and judge it when all has ended."""
+        self._say(f"{name}: {groups * GROUP_SIZE} rollouts")
+        run = FaultRun(self._deployment, groups=groups, **options)
+        yield run
+        wall_s = run.wait_terminal(timeout_s=_PATIENCE_S)
+        evidence = run.evidence()
+        figures = count_figures(evidence, wall_s=wall_s)
+        violations = find_violations(evidence)
+        self._campaign.phases.append(Phase(name, figures, violations))
+        for violation in violations:
+            self._say(f"VIOLATION {violation}")
+        self._say(f"  done in {wall_s:.1f} s, {figures.repeated} repeated")
+
+    def storm(self, groups: int) -> None:
+        """Every fault in a drawn order, again and again while there is work; trainers die too."""
+        deployment = self._deployment
+        # One worker's clock is wrong from the beginning (C16); two of each service work (C17).
+        deployment.fleet.retire(deployment.workers[0])
+        deployment.add_worker(once={worker.SKEW_VARIABLE: "300"})
+        deployment.wait_ready()
+        with self.phase(STORM, groups=groups) as run:
+            trainers = self._start_trainers(run)
+            order: list[str] = []
+            while not run.is_done():
+                order = order or self._random.sample(
+                    sorted(injections.INJECTIONS), len(injections.INJECTIONS)
+                )
+                name = order.pop()
+                self._say(f"  {name}  {dict(run.states())}")
+                run.note_fault(name)
+                injections.INJECTIONS[name](deployment, self._random)
+                time.sleep(self._random.uniform(0.5, 3.0))
+            self._end_trainers(trainers)
+        self._judge_training(run, trainers)
+        deployment.calm()
+
+    def drain(self) -> None:
+        """SIGTERM of a worker that holds 500 rollouts."""
+        deployment = self._deployment
+        for member in deployment.workers:
+            deployment.fleet.retire(member)
+        deployment.add_worker(concurrency=DRAINED_IN_FLIGHT)
+        deployment.wait_ready()
+        with self.phase(DRAIN, groups=DRAINED_IN_FLIGHT // GROUP_SIZE + 10) as run:
+            run.wait_running(DRAINED_IN_FLIGHT)
+            run.note_fault("C2 SIGTERM of a worker")
+            leaving = injections.replace_worker(deployment, self._random)
+            code = leaving.process.wait(_PATIENCE_S)
+        phase = self._campaign.phases[-1]
+        if code != 0:
+            phase.violations.append(f"C2: the worker that was stopped ended with {code}")
+        if phase.figures.repeated:
+            phase.violations.append(f"C2: {phase.figures.repeated} rollouts were executed twice")
+        deployment.calm()
+
+    def say_twice(self, groups: int) -> None:
+        """Every message of every process twice, half of them late."""
+        deployment = self._deployment
+        for member in (*deployment.workers, *deployment.controllers):
+            deployment.fleet.retire(member)
+        deployment.add_controller(once={controller.TWICE_VARIABLE: "2"})
+        for _ in range(2):
+            deployment.add_worker(once={worker.TWICE_VARIABLE: "4"})
+        deployment.wait_ready()
+        with self.phase(TWICE, groups=groups) as run:
+            run.note_fault("C11 duplicated, reordered, delayed")
+        deployment.calm()
+
+    def deeds(self) -> None:
+        """A rollout that kills its workers, and two that block their loops."""
+        blocked_s = 2 * self._deployment.size.lease.lease_s
+        block = {"deed": "block_loop", "deed_s": blocked_s}
+        deeds = {0: {"deed": "kill_worker"}, 5: block, 9: block}
+        with self.phase(DEEDS, groups=12, deeds=deeds, max_lost=3) as run:
+            run.note_fault("C12 poison rollout, C13 blocked loop")
+        phase = self._campaign.phases[-1]
+        poisoned = [f"r{row['rollout_index']} of g{row['group_no']}" for row in self._failed(run)]
+        if poisoned != ["r0 of g0"]:
+            phase.violations.append(f"C12: failed are {poisoned}, and only r0 of g0 should be")
+        self._deployment.calm()
+
+    def limited(self) -> None:
+        """A storm of 429 while all workers share a limit."""
+        limits = LimitSettings(requests_per_minute=60 * LIMIT_PER_S, burst=LIMIT_BURST)
+        asyncio.run(self._set_limits(limits))
+        time.sleep(_LIMIT_LEARNED_S)
+        with self.phase(LIMITED, groups=60) as run:
+            run.wait_running(50)
+            run.note_fault("C15 storm of 429, silent calls")
+            injections.storm(self._deployment, self._random)
+        times = [call["at"] for call in run.evidence().calls]
+        fast = find_fast_seconds(times, limit_per_s=LIMIT_PER_S, burst=LIMIT_BURST)
+        self._campaign.phases[-1].violations += list(fast)
+        asyncio.run(self._set_limits(LimitSettings()))
+
+    def _start_trainers(self, run: FaultRun) -> list[TrainerLives]:
+        trainers: list[TrainerLives] = []
+        for consumer in ("left", "right"):
+            ends = [
+                f"{self._random.choice(trainer.PLACES)}:{step}"
+                for step in sorted(self._random.sample(range(1, 12), 6))
+            ]
+            checkpoint = self._deployment.folder / f"checkpoint-{consumer}.json"
+            trainers.append(
+                TrainerLives(self._deployment, run.slug, consumer, checkpoint, groups=8, ends=ends)
+            )
+            trainers[-1].start()
+        return trainers
+
+    def _end_trainers(self, trainers: list[TrainerLives]) -> None:
+        for each in trainers:
+            each.join(_PATIENCE_S)
+            self._campaign.trainer_deaths += each.deaths
+
+    def _judge_training(self, run: FaultRun, trainers: list[TrainerLives]) -> None:
+        violations = self._campaign.phases[-1].violations
+        trained: list[str] = []
+        for each in trainers:
+            if each.failure is not None:
+                violations.append(f"C14: trainer {each.consumer}: {each.failure}")
+            for groups in trainer.read_checkpoint(each.checkpoint).values():
+                trained += groups
+        consumed = [str(g["group_id"]) for g in run.evidence().groups if g["state"] == "consumed"]
+        if sorted(trained) != sorted(consumed):
+            violations.append(f"C14: {len(trained)} groups trained, {len(consumed)} consumed")
+        if len(consumed) != run.groups:
+            violations.append(f"C14: {run.groups - len(consumed)} groups were not consumed")
+
+    def _failed(self, run: FaultRun) -> list[dict[str, Any]]:
+        return [row for row in run.evidence().rollouts if row["state"] == "failed"]
+
+    async def _set_limits(self, limits: LimitSettings) -> None:
+        store = LimitStore.connect(self._deployment.limits_url, prefix="rollout:limits")
+        try:
+            await store.set(self._deployment.model.base_url, "mock", limits)
+        finally:
+            await store.close()

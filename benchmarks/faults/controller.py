@@ -1,0 +1,140 @@
+"""`rollout controller` with a place to die in, between two steps, or one that asks twice.
+
+Started by the deployment instead of the ordinary one. The seams are the names by which the services
+call commit, acknowledgement and publication; nothing in the product knows of them.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+#: `PLACE:N`: die the n-th time that this place is reached.
+DIE_VARIABLE = "FAULTS_DIE_AT"
+
+#: Longest delay of the second copy of a request, in seconds (C11).
+TWICE_VARIABLE = "FAULTS_ASK_TWICE_WITHIN_S"
+
+#: Between the commit of outcomes and their acknowledgement (C7).
+BEFORE_ACK = "before_ack"
+#: After outcomes are written, before the transaction commits (C8).
+BEFORE_COMMIT = "before_commit"
+#: Between the commit of attempts and their publication (C9).
+BEFORE_PUBLISH = "before_publish"
+#: When half of a batch is published (C9).
+HALF_PUBLISHED = "half_published"
+
+
+def die() -> None:
+    """End as a crash does: nothing is flushed, closed or said."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def arm(place: str, nth: int) -> None:
+    """Make this process die at a place."""
+    reached = 0
+
+    def is_due() -> bool:
+        nonlocal reached
+        reached += 1
+        return reached == nth
+
+    _SEAMS[place](is_due)
+
+
+def ask_twice(within_s: float) -> None:
+    """Publish every batch of requests in a wrong order, and once more a little later."""
+    from pipeline.queue.requests import RequestPublisher
+
+    publish = RequestPublisher.publish
+    draw = random.Random(os.getpid())
+
+    def doubled(self: RequestPublisher, requests: Any, *, queue: str) -> None:
+        shuffled = draw.sample(requests, len(requests))
+        publish(self, shuffled, queue=queue)
+        delay_s = draw.random() * within_s
+        threading.Timer(delay_s, publish, (self, requests), {"queue": queue}).start()
+
+    RequestPublisher.publish = doubled
+
+
+def _arm_before_ack(is_due: Callable[[], bool]) -> None:
+    from pipeline.queue.completions import Delivery, OutcomeConsumer
+
+    ack = OutcomeConsumer.ack
+
+    def doomed(self: OutcomeConsumer, delivery: Delivery) -> None:
+        if delivery.completions and is_due():
+            die()
+        ack(self, delivery)
+
+    OutcomeConsumer.ack = doomed
+
+
+def _arm_before_commit(is_due: Callable[[], bool]) -> None:
+    from pipeline import collector
+
+    record: Any = collector.record_outcomes
+
+    def doomed(connection: Any, completions: Any) -> Any:
+        report = record(connection, completions)
+        if completions and is_due():
+            die()
+        return report
+
+    collector.record_outcomes = doomed
+
+
+def _arm_before_publish(is_due: Callable[[], bool]) -> None:
+    from pipeline.queue.requests import RequestPublisher
+
+    publish = RequestPublisher.publish
+
+    def doomed(self: RequestPublisher, requests: Any, *, queue: str) -> None:
+        if is_due():
+            die()
+        publish(self, requests, queue=queue)
+
+    RequestPublisher.publish = doomed
+
+
+def _arm_half_published(is_due: Callable[[], bool]) -> None:
+    from pipeline.queue.requests import RequestPublisher
+
+    publish = RequestPublisher.publish
+
+    def doomed(self: RequestPublisher, requests: Any, *, queue: str) -> None:
+        if is_due():
+            publish(self, requests[: len(requests) // 2], queue=queue)
+            die()
+        publish(self, requests, queue=queue)
+
+    RequestPublisher.publish = doomed
+
+
+_SEAMS = {
+    BEFORE_ACK: _arm_before_ack,
+    BEFORE_COMMIT: _arm_before_commit,
+    BEFORE_PUBLISH: _arm_before_publish,
+    HALF_PUBLISHED: _arm_half_published,
+}
+
+
+def main() -> None:
+    if armed := os.environ.get(DIE_VARIABLE):
+        place, _, nth = armed.partition(":")
+        arm(place, int(nth))
+    if within := os.environ.get(TWICE_VARIABLE):
+        ask_twice(float(within))
+    from pipeline.cli.app import main as rollout
+
+    rollout(["controller", *sys.argv[1:]])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,259 @@
+"""A deployment of its own to harm: servers, model, controllers and workers as real processes.
+
+Used by the fault tests and the campaign. Leases are short, so that what takes half a minute in
+production takes seconds here. Must not: touch anything that it did not start.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from sqlalchemy import Engine, text
+from sqlalchemy.exc import DBAPIError
+
+from benchmarks.faults import controller, plugin
+from benchmarks.faults.fleet import Fleet, Member
+from benchmarks.faults.histories import FOLDER_VARIABLE
+from benchmarks.faults.model_process import ModelProcess
+from benchmarks.faults.processes import ROOT
+from benchmarks.faults.servers import BrokerServer, Store, make_broker
+from benchmarks.mock_behaviour import MockBehaviour
+from pipeline.embedded import EmbeddedServices
+from pipeline.settings import LeaseSettings
+from pipeline.store.engine import open_engine
+from pipeline.store.schema import upgrade
+
+WORKER = "worker"
+CONTROLLER = "controller"
+
+_START_TIMEOUT_S = 90.0
+_POLL_S = 0.05
+
+#: A tenth of production's.
+SHORT_LEASE = LeaseSettings(heartbeat_s=0.5, lease_s=3.0, grace_s=1.5, poll_s=0.25)
+
+#: Slow now and then, and failing now and then, as endpoints are.
+ORDINARY_MODEL = MockBehaviour(latency_ms=120, sigma=0.5, error_rate=0.04, retry_after_s=0.3)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """How big a deployment is, and how its model behaves."""
+
+    workers: int = 2
+    concurrency: int = 32
+    controllers: int = 1
+    max_in_flight: int = 80
+    lease: LeaseSettings = SHORT_LEASE
+    model: MockBehaviour = ORDINARY_MODEL
+    model_timeout_s: float = 5.0
+    durable: bool = True  #: whether the store's commits outlive its death
+
+
+class Deployment:
+    """A running deployment on one broker; a context manager.
+
+    Args:
+        broker: `redis` or `rabbitmq`.
+        size: Processes, leases, model.
+
+    Raises:
+        BrokerMissing: This machine cannot start the broker.
+    """
+
+    def __init__(self, broker: str, size: Size | None = None) -> None:
+        self.size = size or Size()
+        self._broker_name = broker
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as starting:
+            self._start(starting)
+            self._stack = starting.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+    def _start(self, stack: ExitStack) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="rf-"))
+        stack.callback(shutil.rmtree, self.folder, ignore_errors=True)
+        # As root, PostgreSQL runs as another account, which has to pass through.
+        self.folder.chmod(0o755)
+        self.histories = self.folder / "histories"
+        self.histories.mkdir()
+        logs = self.folder / "logs"
+        logs.mkdir()
+        self.broker: BrokerServer = make_broker(self._broker_name, self.folder / "b")
+        self.store = Store(self.folder / "s", durable=self.size.durable)
+        stack.callback(self.store.close)
+        self.store.start()
+        stack.callback(self.broker.close)
+        self.broker.start()
+        self.limits_url = self._start_limits(stack)
+        self.engine: Engine = open_engine(self.store.url)
+        stack.callback(self.engine.dispose)
+        upgrade(self.engine)
+        environment = _own_environment() | {FOLDER_VARIABLE: str(self.histories)}
+        self.model = ModelProcess(self.size.model, environment)
+        stack.callback(self.model.close)
+        self.environment = environment | self._settings()
+        self.fleet = Fleet(self.environment, logs)
+        stack.callback(self.fleet.close)
+        for _ in range(self.size.controllers):
+            self.add_controller()
+        for _ in range(self.size.workers):
+            self.add_worker()
+        self.wait_ready()
+
+    def _start_limits(self, stack: ExitStack) -> str:
+        """Return the URL of the Redis that limits are shared in: the broker, if it is one."""
+        if self.broker.name == "redis":
+            return self.broker.url
+        services = EmbeddedServices(self.folder / "l", durable=False)
+        stack.callback(services.remove)
+        return services.start_redis()
+
+    def _settings(self) -> dict[str, str]:
+        size, lease = self.size, self.size.lease
+        return {
+            "ROLLOUT_DATABASE__URL": self.store.url,
+            "ROLLOUT_BROKER__URL": self.broker.url,
+            "ROLLOUT_LIMITS__REDIS_URL": self.limits_url,
+            "ROLLOUT_DATA_DIR": str(self.folder / "data"),
+            "ROLLOUT_LEASE__HEARTBEAT_S": str(lease.heartbeat_s),
+            "ROLLOUT_LEASE__LEASE_S": str(lease.lease_s),
+            "ROLLOUT_LEASE__GRACE_S": str(lease.grace_s),
+            "ROLLOUT_LEASE__POLL_S": str(lease.poll_s),
+            "ROLLOUT_DISPATCH__MAX_IN_FLIGHT": str(size.max_in_flight),
+            "ROLLOUT_WORKER__ANNOUNCE_S": "0.2",
+            "ROLLOUT_LLM__BASE_URL": self.model.base_url,
+            "ROLLOUT_LLM__MODEL": "mock",
+            "ROLLOUT_LLM__TIMEOUT_S": str(size.model_timeout_s),
+        }
+
+    def add_controller(
+        self, *only: str, die_at: str | None = None, once: Mapping[str, str] | None = None
+    ) -> Member:
+        """Start a controller.
+
+        Args:
+            only: Its services; none means all.
+            die_at: `PLACE:N` of `benchmarks.faults.controller`; its next life is an ordinary one.
+            once: Further environment of its first life.
+        """
+        flags = [part for name in only for part in ("--only", name)]
+        command = [sys.executable, "-m", controller.__name__, *flags]
+        once = dict(once or {})
+        if die_at is not None:
+            once[controller.DIE_VARIABLE] = die_at
+        return self.fleet.start(CONTROLLER, command, once=once, part=bool(only))
+
+    def add_worker(
+        self, *, once: Mapping[str, str] | None = None, concurrency: int | None = None
+    ) -> Member:
+        """Start a worker.
+
+        Args:
+            once: Further environment of its first life.
+            concurrency: Another than the usual one.
+        """
+        command = [
+            *(sys.executable, "-m", "benchmarks.faults.worker"),
+            *("-c", str(concurrency or self.size.concurrency), "--plugin", plugin.__name__),
+        ]
+        return self.fleet.start(WORKER, command, once=once, part=concurrency is not None)
+
+    @property
+    def workers(self) -> list[Member]:
+        """The workers that are alive."""
+        return self.fleet.members(WORKER)
+
+    @property
+    def controllers(self) -> list[Member]:
+        """The controllers that are alive."""
+        return self.fleet.members(CONTROLLER)
+
+    def calm(self) -> None:
+        """Go back to the usual members and good weather."""
+        self.model.weather()
+        for kind, count, add in (
+            (CONTROLLER, self.size.controllers, self.add_controller),
+            (WORKER, self.size.workers, self.add_worker),
+        ):
+            members = self.fleet.members(kind)
+            usual = [member for member in members if member.is_usual][:count]
+            for member in members:
+                if member not in usual:
+                    self.fleet.retire(member)
+            for _ in range(count - len(usual)):
+                add()
+        self.wait_ready()
+
+    def is_quiet(self) -> bool:
+        """Whether nothing is left to do in any run."""
+        query = text(
+            "SELECT count(*) FROM rollouts WHERE state IN ('queued', 'dispatched', 'running')"
+        )
+        try:
+            with self.engine.connect() as connection:
+                return connection.execute(query).scalar_one() == 0
+        except DBAPIError:
+            return False
+
+    def wait_ready(self) -> None:
+        """Wait until the store has heard of as many workers as there are."""
+        self.wait_until(lambda: self._workers_heard() >= len(self.workers), what="workers")
+
+    def wait_until(
+        self, condition: Callable[[], Any], *, what: str, timeout_s: float = _START_TIMEOUT_S
+    ) -> Any:
+        """Return the first true value of a condition.
+
+        Raises:
+            TimeoutError: It never was; says what the members wrote last.
+        """
+        deadline = time.monotonic() + timeout_s
+        while not (value := condition()):
+            if time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"waited {timeout_s:g} s for {what}.\n{self._last_words(CONTROLLER)}"
+                    f"\n{self._last_words(WORKER)}"
+                )
+            time.sleep(_POLL_S)
+        return value
+
+    def _workers_heard(self) -> int:
+        # Only those that live: the restarted one has a new name, the old one grows silent.
+        query = text("""
+            SELECT count(*) FROM processes WHERE kind = 'worker' AND capacity > 0
+            AND last_seen_at > now() - make_interval(secs => :recently_s)
+        """)
+        recently_s = 3 * self.size.lease.heartbeat_s
+        with self.engine.connect() as connection:
+            return connection.execute(query, {"recently_s": recently_s}).scalar_one()
+
+    def _last_words(self, kind: str) -> str:
+        return f"--- {kind}:\n{self.fleet.logs(kind)[-3000:]}"
+
+
+def _own_environment() -> dict[str, str]:
+    """Return this process's environment without what would configure the pipeline."""
+    foreign = ("ROLLOUT_", "OPENAI_", "ANTHROPIC_", "AWS_", "BASE_URL", "MODEL_ID", "PG")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+    return kept | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}

@@ -1,0 +1,138 @@
+"""The processes of a deployment and their supervisor: what dies is started again, as anywhere.
+
+Used by the deployment. Must not: decide who dies.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.faults.histories import wall_clock
+from benchmarks.faults.processes import OwnProcess
+
+#: As a supervisor waits: long enough to be seen, short beside a lease.
+_RESTART_AFTER_S = 0.5
+_LOOK_EVERY_S = 0.05
+
+
+@dataclass(slots=True)
+class Member:
+    """A process that is kept alive, and how often it had to be."""
+
+    kind: str
+    name: str
+    command: Sequence[str]
+    process: OwnProcess
+    odd: bool = False  #: whether its first life is not that of an ordinary member
+    part: bool = False  #: whether it does only a part of what its kind does
+    keep: bool = True
+    deaths: list[tuple[float, int]] = field(default_factory=list)  #: when, exit code
+    restart_at: float | None = None
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether it does all that its kind does, and as the product does it."""
+        return not self.part and (not self.odd or bool(self.deaths))
+
+
+class Fleet:
+    """Starts members and keeps them running until closed.
+
+    Args:
+        environment: What every member gets.
+        logs: Folder for their output.
+    """
+
+    def __init__(self, environment: Mapping[str, str], logs: Path) -> None:
+        self._environment = dict(environment)
+        self._logs = logs
+        self._members: list[Member] = []
+        self._lock = threading.RLock()
+        self._closing = threading.Event()
+        self._supervisor = threading.Thread(target=self._supervise, name="supervisor", daemon=True)
+        self._supervisor.start()
+
+    def start(
+        self,
+        kind: str,
+        command: Sequence[str],
+        *,
+        once: Mapping[str, str] | None = None,
+        part: bool = False,
+        keep: bool = True,
+    ) -> Member:
+        """Start a member.
+
+        Args:
+            kind: `worker`, `controller`, …
+            command: Program and arguments.
+            once: Further environment of its first life: a restarted one is an ordinary member.
+            part: Whether it does only a part of what its kind does.
+            keep: Whether it is started again when it dies.
+        """
+        with self._lock:
+            name = f"{kind}-{sum(member.kind == kind for member in self._members)}"
+            process = self._spawn(name, command, once or {})
+            member = Member(kind, name, command, process, odd=bool(once), part=part, keep=keep)
+            self._members.append(member)
+        return member
+
+    def members(self, kind: str) -> list[Member]:
+        """Return the members of a kind that are alive."""
+        with self._lock:
+            found = [member for member in self._members if member.kind == kind]
+        return [member for member in found if member.process.is_alive()]
+
+    def deaths(self) -> dict[str, list[tuple[float, int]]]:
+        """Return when members died by themselves, with their exit codes."""
+        with self._lock:
+            return {member.name: list(member.deaths) for member in self._members if member.deaths}
+
+    def retire(self, member: Member, *, timeout_s: float = 60) -> int:
+        """End a member in order, for good; return its exit code."""
+        with self._lock:
+            member.keep = False
+        member.process.end(timeout_s)
+        return member.process.wait(1)
+
+    def log_of(self, member: Member) -> str:
+        """Return all that a member has written."""
+        return member.process.log.read_text(errors="replace")
+
+    def logs(self, kind: str) -> str:
+        """Return all that the members of a kind have written, in all their lives."""
+        found = sorted(self._logs.glob(f"{kind}-*.log"))
+        return "\n".join(path.read_text(errors="replace") for path in found)
+
+    def close(self) -> None:
+        """End everything."""
+        self._closing.set()
+        self._supervisor.join()
+        with self._lock:
+            members = [member for member in self._members if member.process.is_alive()]
+        for member in members:
+            member.process.kill()
+
+    def _spawn(self, name: str, command: Sequence[str], more: Mapping[str, str]) -> OwnProcess:
+        environment = self._environment | dict(more)
+        return OwnProcess(name, command, environment, self._logs / f"{name}.log")
+
+    def _supervise(self) -> None:
+        while not self._closing.wait(_LOOK_EVERY_S):
+            with self._lock:
+                for member in self._members:
+                    if member.keep and not member.process.is_alive():
+                        self._revive(member)
+
+    def _revive(self, member: Member) -> None:
+        now = time.monotonic()
+        if member.restart_at is None:
+            member.deaths.append((wall_clock(), member.process.wait(1)))
+            member.restart_at = now + _RESTART_AFTER_S
+        elif now >= member.restart_at:
+            member.process = self._spawn(member.name, member.command, {})
+            member.restart_at = None

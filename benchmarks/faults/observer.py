@@ -1,0 +1,69 @@
+"""Looks at the store again and again while a run is under way, and remembers what it saw.
+
+What was once accepted must be there, unchanged, at the end: the observer is the history that the
+store's own rows are held against. Must not: write.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from sqlalchemy import Engine, text
+from sqlalchemy.exc import DBAPIError
+
+_EVERY_S = 0.4
+
+_ACCEPTED = text("""
+SELECT r.rollout_id, r.state, r.winner_attempt_no, r.reward
+FROM rollouts r JOIN runs USING (run_id)
+WHERE slug = :slug AND r.state IN ('succeeded', 'failed', 'cancelled')
+""")
+
+_TRAJECTORIES = text("""
+SELECT t.rollout_id, t.attempt_no, md5(coalesce(t.body, '') || convert_to(coalesce(t.body_uri, ''),
+       'UTF8')) AS digest
+FROM trajectories t JOIN rollouts r USING (rollout_id) JOIN runs ON runs.run_id = r.run_id
+WHERE slug = :slug
+""")
+
+
+class StoreObserver(threading.Thread):
+    """Notes outcomes and trajectories as they were first seen, and every later change of one."""
+
+    def __init__(self, engine: Engine, slug: str) -> None:
+        super().__init__(name=f"observer-{slug}", daemon=True)
+        self._engine = engine
+        self._slug = slug
+        self._stopping = threading.Event()
+        self._seen: dict[Any, Any] = {}
+        self.changes: list[str] = []
+        self.looks = 0
+
+    def run(self) -> None:
+        """Look until stopped."""
+        while not self._stopping.wait(_EVERY_S):
+            self._look()
+
+    def stop(self) -> None:
+        """Look a last time and end."""
+        if not self._stopping.is_set():
+            self._stopping.set()
+            self.join()
+            self._look()
+
+    def _look(self) -> None:
+        values = {"slug": self._slug}
+        try:
+            with self._engine.connect() as connection:
+                outcomes = connection.execute(_ACCEPTED, values).all()
+                digests = connection.execute(_TRAJECTORIES, values).all()
+        except DBAPIError:
+            return  # it is being harmed
+        self.looks += 1
+        found = {("outcome", row[0]): tuple(row[1:]) for row in outcomes}
+        found |= {("trajectory", row[0], row[1]): row[2] for row in digests}
+        for key, before in self._seen.items():
+            if found.get(key) != before:
+                self.changes.append(f"{key} was {before} and is {found.get(key)}")
+        self._seen = found

@@ -1,0 +1,71 @@
+"""The workers' plug-in: an agent and a reward that leave witnesses of what really happened.
+
+Loaded by `rollout worker --plugin`. The agent is the library's own `react`, with a line before and
+after; a prompt may order a deed that harms its worker. Must not: talk to the pipeline.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from functools import cache
+from hashlib import blake2b
+from typing import Any
+
+from benchmarks.faults.histories import History, rollout_of
+from benchmarks.mock_answers import FINAL_ANSWER
+from workers.agents.react_agent import ReActAgent
+from workers.core.registry import register_agent
+from workers.core.trajectory import Trajectory
+from workers.rewards.registry import register_reward
+
+NAME = "witnessed"
+ACTOR = "worker"
+
+
+@cache
+def _history() -> History:
+    return History.of_environment(ACTOR)
+
+
+@register_agent(NAME)
+class WitnessedAgent(ReActAgent):
+    """Notes each attempt's start and end."""
+
+    async def run_trajectory(
+        self, prompt: dict[str, Any], llm_generate_func: Any, request_id: str, **kwargs: Any
+    ) -> Trajectory:
+        """Work on one prompt, after doing what it orders."""
+        _history().note("start", label=request_id, pid=os.getpid())
+        _do(prompt, request_id)
+        try:
+            trajectory = await super().run_trajectory(
+                prompt, llm_generate_func, request_id, **kwargs
+            )
+        except BaseException as error:
+            _history().note("broken", label=request_id, error=repr(error))
+            raise
+        _history().note("end", label=request_id, answer=trajectory.get_final_response())
+        return trajectory
+
+
+@register_reward(NAME, inline=True)
+def witnessed_reward(response: str, trajectory: Trajectory) -> float:
+    """Score a right answer by the rollout's name, so that swapped outcomes cannot go unseen."""
+    if response.strip() != FINAL_ANSWER:
+        return -1.0
+    return expected_reward(rollout_of(trajectory.request_id))
+
+
+def expected_reward(rollout: str) -> float:
+    """Return the reward that a rollout of this name must end with."""
+    return blake2b(rollout.encode(), digest_size=1).digest()[0] / 256
+
+
+def _do(prompt: dict[str, Any], label: str) -> None:
+    deed = prompt.get("deed")
+    if deed == "kill_worker" and "-r0-" in label:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if deed == "block_loop" and label.endswith("-r0-a1"):
+        time.sleep(prompt["deed_s"])

@@ -1,0 +1,261 @@
+"""Servers that faults may harm: a private PostgreSQL, a private Redis, a RabbitMQ node.
+
+Made by the deployment in its own folder, never found: whatever else runs on this machine is
+somebody else's. Must not: know the pipeline.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import Protocol
+
+from kombu import Connection
+
+from benchmarks.faults.processes import signal_server
+from pipeline.embedded import EmbeddedServices
+
+_START_TIMEOUT_S = 90.0
+_RABBITMQ_SCRIPTS = Path("/usr/lib/rabbitmq/bin")
+
+
+class BrokerMissing(Exception):
+    """This machine has no such broker to start."""
+
+
+class BrokerServer(Protocol):
+    """A broker of our own that can be harmed."""
+
+    name: str
+    url: str
+
+    def start(self) -> None:
+        """Start it and wait until it serves."""
+        ...
+
+    def kill(self) -> None:
+        """End it by SIGKILL."""
+        ...
+
+    def forget(self) -> None:
+        """Make a broker that is down forget every queue and message."""
+        ...
+
+    def lose_messages(self) -> None:
+        """Drop every message it holds, while it runs."""
+        ...
+
+    def pause(self) -> None:
+        """Let it hang."""
+        ...
+
+    def resume(self) -> None:
+        """Let it go on."""
+        ...
+
+    def close(self) -> None:
+        """Stop it for good and delete its files."""
+        ...
+
+
+class Store:
+    """A private PostgreSQL; durable, because commits must outlive its death."""
+
+    def __init__(self, folder: Path, *, durable: bool) -> None:
+        self._services = EmbeddedServices(folder, durable=durable)
+        self.url = ""
+
+    def start(self) -> None:
+        """Start it and wait until it serves; recovery included."""
+        self.url = self._services.start_postgres()
+
+    def stop_immediately(self) -> None:
+        """End it as `pg_ctl stop -m immediate` does: no checkpoint, every connection cut."""
+        signal_server(lambda: _pid_of(self._services, "postgres"), signal.SIGQUIT)
+
+    def close(self) -> None:
+        """Stop it for good and delete its files."""
+        self._services.remove()
+
+
+class RedisServer:
+    """A private Redis that writes nothing down: dead means empty."""
+
+    name = "redis"
+
+    def __init__(self, folder: Path) -> None:
+        self._services = EmbeddedServices(folder, durable=False)
+        self.url = ""
+
+    def start(self) -> None:
+        """Start it and wait until it serves."""
+        self.url = self._services.start_redis()
+
+    def kill(self) -> None:
+        """End it by SIGKILL."""
+        self._signal(signal.SIGKILL)
+
+    def forget(self) -> None:
+        """Do nothing: it has forgotten already."""
+
+    def lose_messages(self) -> None:
+        """FLUSHALL."""
+        import redis
+
+        client = redis.Redis.from_url(self._services.redis_client_url)
+        client.flushall()
+        client.close()
+
+    def pause(self) -> None:
+        """Let it hang."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on."""
+        self._signal(signal.SIGCONT)
+
+    def close(self) -> None:
+        """Stop it for good and delete its files."""
+        self.resume()
+        self._services.remove()
+
+    def _signal(self, number: signal.Signals) -> None:
+        signal_server(lambda: _pid_of(self._services, "redis"), number)
+
+
+class RabbitServer:
+    """A RabbitMQ node of our own beside whatever node the machine has.
+
+    Raises:
+        BrokerMissing: RabbitMQ is not installed.
+    """
+
+    name = "rabbitmq"
+
+    def __init__(self, folder: Path) -> None:
+        program = _RABBITMQ_SCRIPTS / "rabbitmq-server"
+        found = str(program) if program.exists() else shutil.which("rabbitmq-server")
+        if found is None:
+            raise BrokerMissing("RabbitMQ is not installed: there is no rabbitmq-server")
+        self._program = found
+        self._folder = folder
+        self._port = _free_port()
+        self._environment = self._make_environment(_free_port())
+        self._popen: subprocess.Popen[bytes] | None = None
+        self.url = f"amqp://guest:guest@127.0.0.1:{self._port}//"
+
+    def start(self) -> None:
+        """Start it and wait until it serves."""
+        with (self._folder / "node.log").open("ab") as log:
+            self._popen = subprocess.Popen(
+                [self._program],
+                env=self._environment,
+                cwd=self._folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while not self._serves():
+            if self._popen.poll() is not None or time.monotonic() > deadline:
+                tail = (self._folder / "node.log").read_text()[-2000:]
+                raise RuntimeError(f"the RabbitMQ node did not start:\n{tail}")
+            time.sleep(0.2)
+
+    def kill(self) -> None:
+        """End it by SIGKILL, helpers included: the whole session is ours."""
+        if self._popen is not None and self._popen.poll() is None:
+            os.killpg(self._popen.pid, signal.SIGKILL)
+            self._popen.wait(timeout=20)
+
+    def forget(self) -> None:
+        """Delete the dead node's files."""
+        shutil.rmtree(self._folder / "mnesia", ignore_errors=True)
+
+    def lose_messages(self) -> None:
+        """Purge every queue of the pipeline."""
+        with Connection(self.url) as connection:
+            for name in ("rollouts", "rollout.completions", "rollout.heartbeats"):
+                try:
+                    connection.default_channel.queue_purge(name)
+                except connection.channel_errors:
+                    connection.close()  # a queue that was never declared closes the channel
+
+    def pause(self) -> None:
+        """Let it hang."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on."""
+        self._signal(signal.SIGCONT)
+
+    def close(self) -> None:
+        """Stop it for good; its files go with the folder."""
+        self.kill()
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._popen is not None:
+            self._popen.send_signal(number)
+
+    def _serves(self) -> bool:
+        try:
+            connection = Connection(self.url, connect_timeout=1)  # pyright: ignore[reportArgumentType]
+            with connection:
+                connection.connect()
+            return True
+        except Exception:
+            # Whatever a node that is half up says: it does not serve yet.
+            return False
+
+    def _make_environment(self, dist_port: int) -> dict[str, str]:
+        for name in ("mnesia", "logs", "home"):
+            (self._folder / name).mkdir(parents=True, exist_ok=True)
+        (self._folder / "enabled_plugins").write_text("[].\n")
+        (self._folder / "rabbitmq.conf").write_text("loopback_users = none\n")
+        return {
+            "PATH": os.defpath,
+            "HOME": str(self._folder / "home"),
+            "RABBITMQ_NODENAME": f"faults{self._port}@localhost",
+            "RABBITMQ_NODE_PORT": str(self._port),
+            "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
+            "RABBITMQ_DIST_PORT": str(dist_port),
+            "RABBITMQ_MNESIA_BASE": str(self._folder / "mnesia"),
+            "RABBITMQ_LOG_BASE": str(self._folder / "logs"),
+            "RABBITMQ_PID_FILE": str(self._folder / "pid"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(self._folder / "enabled_plugins"),
+            "RABBITMQ_CONFIG_FILE": str(self._folder / "rabbitmq"),
+            # The script replaces itself by the node instead of staying in front of it.
+            "RUNNING_UNDER_SYSTEMD": "true",
+            # Spinning schedulers would take the cores from what is tested.
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+sbwt none +sbwtdcpu none +sbwtdio none",
+        }
+
+
+def make_broker(name: str, folder: Path) -> BrokerServer:
+    """Return a broker of this kind in a folder, not started.
+
+    Raises:
+        BrokerMissing: This machine cannot start it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if name == "redis":
+        return RedisServer(folder)
+    if name == "rabbitmq":
+        return RabbitServer(folder)
+    raise ValueError(f"no broker {name!r}: redis or rabbitmq")
+
+
+def _pid_of(services: EmbeddedServices, name: str) -> int | None:
+    return next(status.pid for status in services.status() if status.name == name)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

@@ -1,0 +1,78 @@
+"""`rollout worker` with a wrong clock, or one that says everything twice, late and out of order.
+
+Started by the deployment instead of the ordinary one. Must not: change what is said.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import random
+import sys
+import threading
+import time
+from typing import Any
+
+#: Seconds by which this process's wall clock is ahead (C16).
+SKEW_VARIABLE = "FAULTS_CLOCK_SKEW_S"
+#: Longest delay of the second copy of a message (C11).
+TWICE_VARIABLE = "FAULTS_SAY_TWICE_WITHIN_S"
+
+
+def skew_clock(skew_s: float) -> None:
+    """Shift the wall clock of this process; the monotonic clocks go on as they are."""
+    true_time = time.time
+    time.time = lambda: true_time() + skew_s
+    true_datetime = datetime.datetime
+
+    class SkewedDatetime(true_datetime):
+        @classmethod
+        def now(cls, tz: datetime.tzinfo | None = None) -> SkewedDatetime:
+            return cls.fromtimestamp(true_time() + skew_s, tz)
+
+        @classmethod
+        def utcnow(cls) -> SkewedDatetime:
+            return cls.now(datetime.UTC).replace(tzinfo=None)
+
+    datetime.datetime = SkewedDatetime
+
+
+def say_twice(within_s: float) -> None:
+    """Send every completion and heartbeat twice: half of them at once, all others late."""
+    from pipeline.queue.completions import OutcomePublisher
+
+    draw = random.Random(os.getpid())
+
+    def late(original: Any, publisher: OutcomePublisher, message: Any) -> None:
+        # A connection of its own: publishers belong to one thread each.
+        other = OutcomePublisher(publisher._broker)
+        original(other, message)
+        other.close()
+
+    def doubled(original: Any) -> Any:
+        def send(self: OutcomePublisher, message: Any) -> None:
+            is_prompt = draw.random() < 0.5
+            if is_prompt:
+                original(self, message)
+            for _ in range(1 if is_prompt else 2):
+                delay_s = draw.random() * within_s
+                threading.Timer(delay_s, late, (original, self, message)).start()
+
+        return send
+
+    OutcomePublisher.send_completions = doubled(OutcomePublisher.send_completions)
+    OutcomePublisher.send_heartbeat = doubled(OutcomePublisher.send_heartbeat)
+
+
+def main() -> None:
+    if skew := os.environ.get(SKEW_VARIABLE):
+        skew_clock(float(skew))
+    if within := os.environ.get(TWICE_VARIABLE):
+        say_twice(float(within))
+    from pipeline.cli.app import main as rollout
+
+    rollout(["worker", *sys.argv[1:]])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""What the mock LLM says, and how a request is read without decoding its JSON.
+
+Used by the mock server. A rollout is `turns - 1` calculator calls and then the final answer, as
+text (`Action: calculator(...)`) or, when the request offers `tools`, as native tool calls. The
+answers are rendered once into HTTP templates. Must not: keep state between requests.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+EXPRESSIONS = ("17 * 23", "391 + 9")
+FINAL_ANSWER = "400"
+
+_ROLES = re.compile(rb'"role"\s*:\s*"(\w+)"')
+_USER = re.compile(rb'"user"\s*:\s*"([^"\\]+)"')
+_ATTEMPT = re.compile(r"-a\d+$")
+_MARKER = re.compile(rb"\[row (\d+)(?: sample (\d+))?\]")
+_STREAM = re.compile(rb'"stream"\s*:\s*true')
+_TOOLS = re.compile(rb'"tools"\s*:\s*\[\s*\{')
+_COMPLETION_TOKENS = 24
+
+
+def count_turns(body: bytes) -> int:
+    """How often the model has spoken in this request's messages.
+
+    Neighbouring assistant messages are one turn: an agent may send thought and action apart. A
+    quoted `"assistant"` inside a text has its quotes escaped and so does not match.
+    """
+    spoken = body.count(b'"assistant"')
+    if spoken < 2:
+        return spoken
+    roles = _ROLES.findall(body)
+    return sum(
+        role == b"assistant" and following != b"assistant"
+        for role, following in zip(roles, [*roles[1:], b""], strict=True)
+    )
+
+
+def read_identity(body: bytes) -> str | None:
+    """The rollout a request belongs to: its `user` field, else the marker in its prompt.
+
+    The attempt is cut off a label (`math7-g000013-r3-a2`), so a second attempt is a repetition.
+    """
+    if found := _USER.search(body):
+        return without_attempt(found[1].decode())
+    if found := _MARKER.search(body):
+        return f"g{int(found[1]):06d}-r{int(found[2] or 0)}"
+    return None
+
+
+def without_attempt(label: str) -> str:
+    """The rollout's label of an attempt's label."""
+    return _ATTEMPT.sub("", label)
+
+
+def draw_key(identity: str) -> str:
+    """The part of an identity that is the same in every run of a workload."""
+    cut = identity.rfind("-g")
+    return identity[cut + 1 :] if cut >= 0 else identity
+
+
+def asks_for_stream(body: bytes) -> bool:
+    """Whether the request wants server-sent events, which the mock does not speak."""
+    return _STREAM.search(body) is not None
+
+
+class AnswerBook:
+    """The HTTP responses of one server, rendered once for each turn and protocol."""
+
+    def __init__(self, turns: int) -> None:
+        self._last = turns - 1
+        self._text = [_template(_text_message(turn, self._last)) for turn in range(turns)]
+        self._native = [_template(_native_message(turn, self._last)) for turn in range(turns)]
+
+    def answer(self, turn: int, call_no: int, body: bytes) -> bytes:
+        """The whole HTTP response for a turn; turns past the last repeat the final answer."""
+        native = b'"tools"' in body and _TOOLS.search(body) is not None
+        template = (self._native if native else self._text)[min(turn, self._last)]
+        # A prompt's tokens are guessed, as long as they grow with it: nothing here counts them.
+        prompt_tokens = len(body) // 4
+        return template % (call_no, prompt_tokens, prompt_tokens + _COMPLETION_TOKENS)
+
+
+def http_response(status: str, payload: Any, *headers: str) -> bytes:
+    """A complete JSON response with its length."""
+    body = json.dumps(payload, separators=(",", ":")).encode()
+    lines = (
+        f"HTTP/1.1 {status}",
+        "content-type: application/json",
+        f"content-length: {len(body)}",
+        *headers,
+    )
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+def error_response(status: int, retry_after_s: float) -> bytes:
+    """A 429 or a 500 in the form OpenAI's API gives them."""
+    if status == 429:
+        error = {"message": "Rate limit reached (injected)", "type": "rate_limit_exceeded"}
+        wait = f"retry-after: {retry_after_s:g}"
+        return http_response("429 Too Many Requests", {"error": error}, wait)
+    error = {"message": "The server had an error (injected)", "type": "server_error"}
+    return http_response("500 Internal Server Error", {"error": error})
+
+
+def _text_message(turn: int, last: int) -> dict[str, Any]:
+    if turn == last:
+        text = f"Thought: I know the result.\nFinal Answer: {FINAL_ANSWER}"
+    else:
+        expression = EXPRESSIONS[turn % len(EXPRESSIONS)]
+        text = f"Thought: I calculate.\nAction: calculator(expression='{expression}')"
+    return {"role": "assistant", "content": text}
+
+
+def _native_message(turn: int, last: int) -> dict[str, Any]:
+    if turn == last:
+        return {"role": "assistant", "content": FINAL_ANSWER}
+    arguments = json.dumps({"expression": EXPRESSIONS[turn % len(EXPRESSIONS)]})
+    call = {
+        "id": f"call_{turn}",
+        "type": "function",
+        "function": {"name": "calculator", "arguments": arguments},
+    }
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
+def _template(message: dict[str, Any]) -> bytes:
+    """A bytes format of (call number, prompt tokens, total tokens) with a fixed length."""
+    finish = "tool_calls" if "tool_calls" in message else "stop"
+    choice = {"index": 0, "message": message, "finish_reason": finish, "logprobs": None}
+    choices = json.dumps([choice], separators=(",", ":")).replace("%", "%%")
+    body = (
+        '{"id":"chatcmpl-%010d","object":"chat.completion","created":1750000000,"model":"mock",'
+        f'"choices":{choices},"usage":{{"prompt_tokens":%7d,'
+        f'"completion_tokens":{_COMPLETION_TOKENS},"total_tokens":%7d}}}}'
+    )
+    length = len(body % (0, 0, 0))
+    head = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n"
+    return (head + body).encode()

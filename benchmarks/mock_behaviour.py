@@ -1,0 +1,80 @@
+"""How the mock LLM behaves: its latency and its injected errors, as a pure function of a seed.
+
+Used by the mock server for every call. The draws depend on the rollout, the turn and the try, not
+on the order of arrival, so two systems measured one after the other meet the same slow and failing
+calls. Must not: read a clock or keep state.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, fields
+from hashlib import blake2b
+from statistics import NormalDist
+from typing import Any
+
+_NORMAL = NormalDist()
+_UNIT = 1 / 2**64
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """What happens to one call: how long it takes, and with which status it ends."""
+
+    delay_s: float
+    status: int
+
+
+@dataclass(frozen=True, slots=True)
+class MockBehaviour:
+    """Latency (lognormal around `latency_ms` when `sigma` > 0), errors, and turns of a rollout.
+
+    Half of the errors are 429 with `Retry-After`, answered at once as a limiter does; half are
+    500 after the full latency.
+    """
+
+    latency_ms: float = 0.0
+    sigma: float = 0.0
+    error_rate: float = 0.0
+    retry_after_s: float = 1.0
+    turns: int = 3
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        if self.latency_ms < 0 or self.sigma < 0 or self.retry_after_s < 0:
+            raise ValueError("latency_ms, sigma and retry_after_s must not be negative")
+        if not 0 <= self.error_rate < 1:
+            raise ValueError(f"error_rate is {self.error_rate}: give a share from 0 to below 1")
+        if self.turns < 1:
+            raise ValueError("turns must be at least 1")
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> MockBehaviour:
+        """Build from decoded JSON; a misspelt field is an error that lists the known ones."""
+        known = {field.name for field in fields(cls)}
+        if unknown := set(values) - known:
+            raise ValueError(f"unknown {sorted(unknown)}; known are {sorted(known)}")
+        return cls(**values)
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values."""
+        return asdict(self)
+
+    def decide(self, rollout: str, turn: int, tries: int) -> Fate:
+        """Say what happens to the call `turn` of a rollout that was tried `tries` times before."""
+        if not self.sigma and not self.error_rate:
+            return Fate(self.latency_ms / 1000, 200)
+        key = f"{self.seed}/{rollout}/{turn}/{tries}".encode()
+        digest = blake2b(key, digest_size=16).digest()
+        chance = int.from_bytes(digest[:8], "big") * _UNIT
+        if chance < self.error_rate / 2:
+            return Fate(0.0, 429)
+        delay_s = self.latency_ms / 1000 * self._factor(digest[8:])
+        return Fate(delay_s, 500 if chance < self.error_rate else 200)
+
+    def _factor(self, random_bytes: bytes) -> float:
+        if not self.sigma:
+            return 1.0
+        # Half a unit up: inv_cdf is not defined at 0.
+        share = (int.from_bytes(random_bytes, "big") + 0.5) * _UNIT
+        return math.exp(self.sigma * _NORMAL.inv_cdf(min(share, 1 - 2**-53)))

@@ -1,0 +1,103 @@
+"""What the mock LLM has seen: calls, calls in flight, repeated and missing rollouts, lateness.
+
+Written by the mock server, read through its `/stats`. It is the benchmark's witness: it counts on
+its own, whatever the measured system says of itself. Must not: decide any answer.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+
+class _RolloutCalls:
+    """Tries and answers of each turn of one rollout."""
+
+    __slots__ = ("answers", "tries")
+
+    def __init__(self, turns: int) -> None:
+        self.tries = [0] * turns
+        self.answers = [0] * turns
+
+
+class CallLedger:
+    """Counts of one measurement, from one `/reset` to the next."""
+
+    def __init__(self, turns: int) -> None:
+        self._turns = turns
+        self._rollouts: dict[str, _RolloutCalls] = {}
+        self._late_ms: Counter[int] = Counter()
+        self._errors: Counter[int] = Counter()
+        self.calls = 0
+        self.answered = 0
+        self.abandoned = 0
+        self.anonymous = 0
+        self.in_flight = 0
+        self.peak_in_flight = 0
+
+    def begin(self, rollout: str | None, turn: int) -> int:
+        """Open a call, and say how often this call of this rollout was tried before."""
+        self.calls += 1
+        self.in_flight += 1
+        if self.in_flight > self.peak_in_flight:
+            self.peak_in_flight = self.in_flight
+        if rollout is None:
+            self.anonymous += 1
+            return self.anonymous
+        calls = self._rollouts.get(rollout)
+        if calls is None:
+            calls = self._rollouts[rollout] = _RolloutCalls(self._turns)
+        index = min(turn, self._turns - 1)
+        calls.tries[index] += 1
+        return calls.tries[index] - 1
+
+    def end(self, rollout: str | None, turn: int, status: int, late_s: float) -> None:
+        """Close a call whose response was written, `late_s` after it was due."""
+        self.in_flight -= 1
+        self._late_ms[int(late_s * 1000)] += 1
+        if status != 200:
+            self._errors[status] += 1
+            return
+        self.answered += 1
+        if rollout is not None:
+            self._rollouts[rollout].answers[min(turn, self._turns - 1)] += 1
+
+    def abandon(self) -> None:
+        """Close a call whose client went away before its response was due."""
+        self.in_flight -= 1
+        self.abandoned += 1
+
+    def summary(self, expected: int | None = None) -> dict[str, Any]:
+        """Everything counted, as JSON values; `expected` rollouts make `missing` known."""
+        rollouts = self._rollouts.values()
+        finished = sum(calls.answers[-1] > 0 for calls in rollouts)
+        return {
+            "calls": self.calls,
+            "answered": self.answered,
+            "errors": {str(status): count for status, count in sorted(self._errors.items())},
+            "abandoned": self.abandoned,
+            "anonymous": self.anonymous,
+            "in_flight": self.in_flight,
+            "peak_in_flight": self.peak_in_flight,
+            "rollouts_seen": len(rollouts),
+            "rollouts_finished": finished,
+            "rollouts_unfinished": len(rollouts) - finished,
+            "rollouts_missing": None if expected is None else max(0, expected - finished),
+            "rollouts_repeated": sum(max(calls.answers) > 1 for calls in rollouts),
+            "calls_repeated": sum(max(0, n - 1) for calls in rollouts for n in calls.answers),
+            "late_ms": self._lateness(),
+        }
+
+    def _lateness(self) -> dict[str, int]:
+        """Median, 99th percentile and maximum, in whole milliseconds rounded down."""
+        total = self._late_ms.total()
+        if not total:
+            return {"p50": 0, "p99": 0, "max": 0}
+        found: dict[str, int] = {}
+        below = 0
+        for late_ms, count in sorted(self._late_ms.items()):
+            below += count
+            for name, share in (("p50", 0.5), ("p99", 0.99), ("max", 1.0)):
+                if name not in found and below >= share * total:
+                    found[name] = late_ms
+        return found

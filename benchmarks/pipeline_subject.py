@@ -1,0 +1,227 @@
+"""The pipeline as a subject: private Postgres and Redis, a controller, workers, all durable.
+
+Compared with the bare loops by `rollout bench`. Nothing is switched off that production has on:
+fsync, task events, heartbeats. Must not: reach into the pipeline's processes.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from time import monotonic
+from types import TracebackType
+from typing import Any, Self
+
+from sqlalchemy import Engine, text
+
+from benchmarks.mock_behaviour import MockBehaviour
+from benchmarks.mock_server import ROOT, MockServer
+from benchmarks.process_tree import ProcessMeter
+from benchmarks.subjects import MOCK, Measurement
+from benchmarks.workloads import Workload
+from pipeline.contract.run import RunConfig
+from pipeline.embedded import EmbeddedServices
+from pipeline.store.engine import READY_CHANNEL, Listener, open_engine
+from pipeline.store.prompts import PromptSource
+from pipeline.store.schema import upgrade
+from producers.datasets import Prompt
+from producers.enqueue import enqueue
+
+_START_TIMEOUT_S = 60
+_ROLLOUT = [sys.executable, "-m", "pipeline.cli"]
+
+
+class PipelineSubject:
+    """A running deployment on this machine; a context manager.
+
+    Args:
+        workers: Worker processes.
+        concurrency: Attempts each of them runs at once.
+        client: Model client, `sdk` or `lean`.
+        broker_url: A broker instead of the private Redis; its CPU is then not counted.
+    """
+
+    def __init__(
+        self,
+        *,
+        workers: int = 1,
+        concurrency: int = 500,
+        client: str = "sdk",
+        broker_url: str | None = None,
+    ) -> None:
+        self.name = f"pipeline-{client}" + (f"-x{workers}" if workers > 1 else "")
+        self._workers = workers
+        self._concurrency = concurrency
+        self._client = client
+        self._broker_url = broker_url
+        self._stack = ExitStack()
+        self.run = ""  #: slug of the run under way, or of the last one
+
+    def __enter__(self) -> Self:
+        folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="rb-")))
+        folder.chmod(0o755)
+        services = EmbeddedServices(folder / "data")
+        self._stack.callback(services.remove)
+        database = services.start_postgres()
+        broker = self._broker_url or services.start_redis()
+        self._engine: Engine = open_engine(database)
+        self._stack.callback(self._engine.dispose)
+        upgrade(self._engine)
+        self._environment = os.environ | {
+            "ROLLOUT_DATABASE__URL": database,
+            "ROLLOUT_BROKER__URL": broker,
+            "ROLLOUT_DATA_DIR": str(folder / "data"),
+            "ROLLOUT_LLM__CLIENT": self._client,
+            "ROLLOUT_LOG_LEVEL": "WARNING",
+        }
+        self._pids = {s.name: s.pid for s in services.status() if s.pid is not None}
+        self._log = self._stack.enter_context((folder / "log").open("w+"))
+        self._pids["controller"] = self._spawn("controller")
+        for number in range(self._workers):
+            self._pids[f"worker-{number}"] = self._spawn("worker", "-c", str(self._concurrency))
+        self._await_workers()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+    @property
+    def engine(self) -> Engine:
+        """The store, for measuring what was stored."""
+        return self._engine
+
+    @property
+    def worker_pids(self) -> list[int]:
+        """The worker processes."""
+        return [pid for name, pid in self._pids.items() if name.startswith("worker")]
+
+    def measure(self, workload: Workload, mock: MockServer) -> Measurement:
+        """Enqueue the workload as a run of its own and wait until all of it is stored."""
+        mock.reset(MockBehaviour())
+        self.run_once(workload.resized(rollouts=100), mock)
+        mock.reset(workload.behaviour)
+        meter = ProcessMeter({**self._pids, MOCK: mock.pid})
+        with meter.measuring() as usage:
+            started = monotonic()
+            finished = self.run_once(workload, mock)
+            wall_s = monotonic() - started
+        return Measurement(
+            subject=self.name,
+            workload=workload.name,
+            rollouts=workload.rollouts,
+            finished=finished,
+            wall_s=wall_s,
+            usage=usage,
+            seen=mock.stats(expected=workload.rollouts),
+        )
+
+    def run_once(
+        self,
+        workload: Workload,
+        mock: MockServer,
+        *,
+        meanwhile: Callable[[], None] = lambda: None,
+        group: int = 1,
+    ) -> int:
+        """Enqueue a run, call `meanwhile`, wait until all is stored; return the rewarded ones."""
+        self.run = f"{workload.name.lower()}-{uuid.uuid4().hex[:6]}"
+        prompts = (
+            Prompt(number, {"content": row["prompt"], "answer": row["answer"]})
+            for number, row in enumerate(
+                workload.resized(rollouts=workload.rollouts // group).rows()
+            )
+        )
+        config = RunConfig(
+            agent="react",
+            tools=("calculator",),
+            reward="exact_match",
+            base_url=mock.base_url,
+            n=group,
+        )
+        listener = Listener(self._engine, READY_CHANNEL)
+        listener.wait(0)
+        enqueue(
+            self._engine, run=self.run, config=config, source=PromptSource("bench"), prompts=prompts
+        )
+        meanwhile()
+        try:
+            while (counts := self._counts())["open"]:
+                listener.wait(0.5)
+        finally:
+            listener.close()
+        return counts["rewarded"]
+
+    def finished(self) -> int:
+        """Return how many rollouts of the run under way are done."""
+        return self._counts()["closed"]
+
+    def executed_again(self) -> int:
+        """Return how many rollouts have an attempt that began after another had succeeded."""
+        query = text("""
+            SELECT count(DISTINCT later.rollout_id)
+            FROM attempts won JOIN attempts later USING (rollout_id) JOIN runs ON
+                 runs.run_id = won.run_id
+            WHERE slug = :run AND won.state = 'succeeded' AND later.attempt_no > won.attempt_no
+              AND later.dispatched_at > won.ended_at
+        """)
+        with self._engine.connect() as connection:
+            return connection.execute(query, {"run": self.run}).scalar_one()
+
+    def _counts(self) -> dict[str, int]:
+        query = text("""
+            SELECT count(*) FILTER (WHERE g.state = 'open') AS open,
+                   count(*) FILTER (WHERE g.state <> 'open') AS closed,
+                   count(*) FILTER (WHERE g.reward_mean = 1) AS rewarded
+            FROM groups g JOIN runs USING (run_id) WHERE slug = :run
+        """)
+        with self._engine.connect() as connection:
+            return dict(connection.execute(query, {"run": self.run}).one()._mapping)
+
+    def _spawn(self, *arguments: str) -> int:
+        process = subprocess.Popen(
+            [*_ROLLOUT, *arguments],
+            env=self._environment,
+            stdout=self._log,
+            stderr=self._log,
+            cwd=ROOT,
+        )
+        self._stack.enter_context(_ending(process))
+        return process.pid
+
+    def _await_workers(self) -> None:
+        deadline = monotonic() + _START_TIMEOUT_S
+        listener = Listener(self._engine, READY_CHANNEL)
+        query = text("SELECT count(*) FROM processes WHERE kind = 'worker'")
+        while True:
+            with self._engine.connect() as connection:
+                if connection.execute(query).scalar_one() >= self._workers:
+                    break
+            if monotonic() > deadline:
+                self._log.seek(0)
+                raise RuntimeError(f"the workers did not start:\n{self._log.read()[-4000:]}")
+            listener.wait(0.2)
+        listener.close()
+
+
+@contextmanager
+def _ending(process: subprocess.Popen[Any]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

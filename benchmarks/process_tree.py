@@ -1,0 +1,169 @@
+"""CPU and memory of whole process trees, read from /proc.
+
+Used by every benchmark run, with one root per part: the system under test, Postgres, the broker,
+the mock. Finished children count: a parent that waits for them has their time in its own record,
+and for orphans the last sample is kept. Must not: touch the processes it watches.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+_CPU_INTERVAL_S = 0.2
+_MEMORY_EVERY = 5  # samples; reading PSS walks the page tables of the process
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessRecord:
+    """One line of /proc/PID/stat; `reaped` is what its waited-for children used."""
+
+    pid: int
+    parent: int
+    started: int
+    own: int
+    reaped: int
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """What a pid that is used again does not share."""
+        return self.pid, self.started
+
+
+@dataclass(slots=True)
+class TreeUsage:
+    """What one tree has used; memory peaks are since the meter began to sample."""
+
+    cpu_s: float = 0.0
+    peak_process_rss_bytes: int = 0
+    peak_tree_pss_bytes: int = 0
+
+
+class ProcessMeter:
+    """Adds up what named trees use. A root inside another root's tree counts as itself only."""
+
+    def __init__(self, roots: Mapping[str, int]) -> None:
+        self._roots = {pid: name for name, pid in roots.items()}
+        self._members: dict[tuple[int, int], tuple[str, ProcessRecord]] = {}
+        self._gone_ticks = dict.fromkeys(roots, 0)
+        self._peak_rss = dict.fromkeys(roots, 0)
+        self._peak_pss = dict.fromkeys(roots, 0)
+        self._lock = threading.Lock()
+        missing = [
+            f"{name} ({pid})" for name, pid in roots.items() if not Path(f"/proc/{pid}").exists()
+        ]
+        if missing:
+            raise ValueError(f"no such process: {', '.join(missing)}")
+        self._scan()
+
+    def usage(self) -> dict[str, TreeUsage]:
+        """CPU since each root was started, and the memory peaks."""
+        with self._lock:
+            self._scan()
+            ticks = dict(self._gone_ticks)
+            for name, record in self._members.values():
+                ticks[name] += record.own + record.reaped
+            return {
+                name: TreeUsage(ticks[name] * _TICK_S, self._peak_rss[name], self._peak_pss[name])
+                for name in ticks
+            }
+
+    @contextmanager
+    def measuring(self) -> Iterator[dict[str, TreeUsage]]:
+        """Sample during the block; the dict it yields holds the block's own usage afterwards."""
+        before = self.usage()
+        used: dict[str, TreeUsage] = {}
+        stop = threading.Event()
+        sampler = threading.Thread(target=self._sample_until, args=(stop,), daemon=True)
+        sampler.start()
+        try:
+            yield used
+        finally:
+            stop.set()
+            sampler.join()
+            self._read_memory()
+            for name, after in self.usage().items():
+                after.cpu_s -= before[name].cpu_s
+                used[name] = after
+
+    def _sample_until(self, stop: threading.Event) -> None:
+        samples = 0
+        while not stop.wait(_CPU_INTERVAL_S):
+            with self._lock:
+                self._scan()
+            if samples % _MEMORY_EVERY == 0:
+                self._read_memory()
+            samples += 1
+
+    def _scan(self) -> None:
+        alive = {record.pid: record for record in read_processes()}
+        members: dict[tuple[int, int], tuple[str, ProcessRecord]] = {}
+        for record in alive.values():
+            known = self._members.get(record.key)
+            # Once a member, always: an orphan still belongs to the tree that it came from.
+            name = known[0] if known else self._tree_of(record, alive)
+            if name is not None:
+                members[record.key] = name, record
+        parents = {record.pid for _, record in self._members.values()}
+        for key, (name, record) in self._members.items():
+            # Reaped by a member, its time is in that one's record; reaped by others, kept here.
+            if key not in members and record.parent not in parents:
+                self._gone_ticks[name] += record.own + record.reaped
+        self._members = members
+
+    def _tree_of(self, record: ProcessRecord, alive: Mapping[int, ProcessRecord]) -> str | None:
+        ancestor: ProcessRecord | None = record
+        while ancestor is not None:
+            if ancestor.pid in self._roots:
+                return self._roots[ancestor.pid]
+            if known := self._members.get(ancestor.key):
+                return known[0]
+            ancestor = alive.get(ancestor.parent)
+        return None
+
+    def _read_memory(self) -> None:
+        with self._lock:
+            members = list(self._members.values())
+        pss = dict.fromkeys(self._peak_pss, 0)
+        for name, record in members:
+            self._peak_rss[name] = max(
+                self._peak_rss[name], _read_kib(record.pid, "status", "VmHWM:")
+            )
+            pss[name] += _read_kib(record.pid, "smaps_rollup", "Pss:")
+        for name, size in pss.items():
+            self._peak_pss[name] = max(self._peak_pss[name], size)
+
+
+def read_processes() -> Iterator[ProcessRecord]:
+    """Every process there is, without those that end during the reading."""
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit() and (text := _read(f"/proc/{entry.name}/stat")):
+            # The name in parentheses may hold blanks and parentheses itself.
+            fields = text[text.rindex(")") + 2 :].split()
+            yield ProcessRecord(
+                pid=int(entry.name),
+                parent=int(fields[1]),
+                started=int(fields[19]),
+                own=int(fields[11]) + int(fields[12]),
+                reaped=int(fields[13]) + int(fields[14]),
+            )
+
+
+def _read_kib(pid: int, file: str, field: str) -> int:
+    """A field of a status file in bytes; 0 for a process that is gone or hidden from us."""
+    for line in _read(f"/proc/{pid}/{file}").splitlines():
+        if line.startswith(field):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""

@@ -1,0 +1,92 @@
+"""A private, durable Postgres for the store's benchmarks, and rows to fill it with.
+
+Used by `benchmarks/store.py`. Filled rows are written by SQL in the shape the pipeline leaves them
+in. Must not: measure.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sqlalchemy import Engine, text
+
+from pipeline.contract.rollout import run_id_of
+from pipeline.contract.run import RunConfig
+from pipeline.embedded import EmbeddedServices
+from pipeline.store.engine import open_engine, transact
+from pipeline.store.runs import create_run
+from pipeline.store.schema import upgrade
+
+#: Rollouts of a group, and bytes of a trajectory, in every store benchmark (measures, G11 and G12).
+GROUP = 8
+BODY_BYTES = 20_000
+PAST_RUN = "past"
+
+_FILL = """
+CREATE TEMPORARY TABLE filled ON COMMIT DROP AS
+SELECT gen_random_uuid() AS group_id, gen_random_uuid() AS prompt_id, g AS group_no
+FROM generate_series(CAST(:first AS integer), CAST(:last AS integer)) AS g;
+INSERT INTO prompts (prompt_id, run_id, dataset, split, epoch, row_no, payload, payload_digest)
+SELECT prompt_id, :run_id, 'bench', 'train', 0, group_no,
+       jsonb_build_object('content', 'question ' || group_no), '\\x00' FROM filled;
+INSERT INTO groups (group_id, run_id, prompt_id, group_no, n_target, n_min, n_rollouts, state,
+                    n_succeeded, reward_mean, reward_std, ready_at)
+SELECT group_id, :run_id, prompt_id, group_no, 8, 2, 8, 'consumed', 8, 0.5, 0.5, now() FROM filled;
+CREATE TEMPORARY TABLE filled_rollouts ON COMMIT DROP AS
+SELECT gen_random_uuid() AS rollout_id, group_id, group_no, i AS rollout_index
+FROM filled, generate_series(0, 7) AS i;
+INSERT INTO rollouts (rollout_id, group_id, run_id, group_no, rollout_index, state, attempt_no,
+                      attempts_used, winner_attempt_no, stop_reason, reward, finished_at)
+SELECT rollout_id, group_id, :run_id, group_no, rollout_index, 'succeeded', 1, 1, 1, 'answered',
+       rollout_index % 2, now() FROM filled_rollouts;
+INSERT INTO attempts (rollout_id, attempt_no, run_id, state, worker_id, lease_until, started_at,
+                      ended_at, n_turns, prompt_tokens, completion_tokens, timings)
+SELECT rollout_id, 1, :run_id, 'succeeded', 'worker@bench', now(), now(), now(), 3, 300, 90,
+       '{"elapsed_s": 1.5}' FROM filled_rollouts;
+INSERT INTO trajectories (rollout_id, attempt_no, body, body_bytes, codec, n_steps)
+SELECT rollout_id, 1, '\\x28b52ffd', 4, 'zstd+json', 7 FROM filled_rollouts;
+INSERT INTO rewards (rollout_id, attempt_no, name, scorer_version, value, status)
+SELECT rollout_id, 1, 'numeric', '1', rollout_index % 2, 'ok' FROM filled_rollouts
+"""
+
+
+@contextmanager
+def private_store() -> Iterator[tuple[Engine, Path]]:
+    """Yield an engine on a migrated, durable server of its own, and the server's folder."""
+    with tempfile.TemporaryDirectory(prefix="rb-") as folder:
+        Path(folder).chmod(0o755)
+        services = EmbeddedServices(Path(folder) / "data")
+        try:
+            engine = open_engine(services.start_postgres())
+            upgrade(engine)
+            yield engine, Path(folder)
+            engine.dispose()
+        finally:
+            services.remove()
+
+
+def fill(engine: Engine, *, rollouts: int) -> None:
+    """Make the past run hold at least this many finished rollouts, then tidy the tables."""
+    transact(engine, lambda c: create_run(c, PAST_RUN, RunConfig(n=GROUP)))
+    with engine.begin() as connection:
+        held = connection.execute(
+            text("SELECT count(*) FROM groups WHERE run_id = :id"), {"id": run_id_of(PAST_RUN)}
+        ).scalar_one()
+    for first in range(held, rollouts // GROUP, 12_500):
+        last = min(first + 12_500, rollouts // GROUP) - 1
+        with engine.begin() as connection:
+            for statement in _FILL.split(";\n"):
+                bound = {"first": first, "last": last, "run_id": run_id_of(PAST_RUN)}
+                used = {name: v for name, v in bound.items() if f":{name}" in statement}
+                connection.execute(text(statement), used)
+    with engine.connect() as connection:
+        connection.execution_options(isolation_level="AUTOCOMMIT").execute(text("VACUUM ANALYZE"))
+
+
+def body() -> bytes:
+    """Return bytes like those of a compressed trajectory."""
+    return os.urandom(BODY_BYTES)

@@ -1,0 +1,71 @@
+"""The workloads of the benchmark, as values.
+
+Read by the bare loops, the mock server's handle and the pipeline's subject, so that all of them do
+the same rollouts against the same answers. Must not: start anything or read a clock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from benchmarks.mock_answers import EXPRESSIONS, FINAL_ANSWER
+from benchmarks.mock_behaviour import MockBehaviour
+
+QUESTION = "What is 17 times 23, and 9 more? Use the calculator."
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """How many rollouts, how many at once, and how the LLM behaves meanwhile."""
+
+    name: str
+    behaviour: MockBehaviour
+    rollouts: int = 1000
+    in_flight: int = 500
+    client_retries: int = 2
+
+    @property
+    def calls(self) -> int:
+        """LLM calls of the whole workload when none fails."""
+        return self.rollouts * self.behaviour.turns
+
+    @property
+    def ideal_s(self) -> float:
+        """Wall time if nothing but the median latency took time; 0 for W0."""
+        waves = math.ceil(self.rollouts / self.in_flight)
+        return waves * self.behaviour.turns * self.behaviour.latency_ms / 1000
+
+    def resized(self, *, rollouts: int | None = None, in_flight: int | None = None) -> Workload:
+        """The same behaviour at another size."""
+        return Workload(
+            name=self.name,
+            behaviour=self.behaviour,
+            rollouts=rollouts or self.rollouts,
+            in_flight=in_flight or self.in_flight,
+            client_retries=self.client_retries,
+        )
+
+    def rows(self) -> Iterator[dict[str, str]]:
+        """One dataset row per rollout; `prompt` carries the marker that the mock counts by."""
+        for number in range(self.rollouts):
+            yield {"prompt": f"{QUESTION} [row {number}]", "answer": FINAL_ANSWER}
+
+
+def label(run: str, number: int) -> str:
+    """The name of a rollout, in the form the pipeline's own labels have."""
+    return f"{run}-g{number:06d}-r0"
+
+
+WORKLOADS = {
+    workload.name: workload
+    for workload in (
+        Workload("W0", MockBehaviour()),
+        Workload("W1", MockBehaviour(latency_ms=100)),
+        Workload("W1s", MockBehaviour(latency_ms=1000)),
+        Workload("W2", MockBehaviour(latency_ms=100, sigma=1.0, error_rate=0.1), client_retries=10),
+    )
+}
+
+__all__ = ["EXPRESSIONS", "FINAL_ANSWER", "WORKLOADS", "Workload", "label"]
