@@ -1,0 +1,126 @@
+"""Fixtures of all suites: private servers, a database of its own per test, every broker.
+
+The environment of whoever runs the tests is none of their business: it is cleared here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fixtures.brokers import (
+    AMQP_VARIABLE,
+    BROKER_KINDS,
+    BrokerPlace,
+    amqp_vhost,
+    delete_queues,
+    moto_server,
+)
+from fixtures.servers import PrivateServers
+from sqlalchemy import Engine
+
+from pipeline.queue.broker import Broker, broker_of
+from pipeline.settings import Settings, load_settings
+from pipeline.store.engine import open_engine
+
+_FOREIGN = ("ROLLOUT_", "OPENAI_", "ANTHROPIC_", "AWS_", "BASE_URL", "MODEL_ID")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if url := os.environ.get("ROLLOUT_TEST_AMQP_URL"):
+        os.environ[AMQP_VARIABLE] = url
+    for name in list(os.environ):
+        if name.startswith(_FOREIGN):
+            del os.environ[name]
+    # boto3 wants some credentials; these open no account.
+    os.environ["AWS_ACCESS_KEY_ID"] = os.environ["AWS_SECRET_ACCESS_KEY"] = "testing"
+    config.addinivalue_line("filterwarnings", "error")
+
+
+@pytest.fixture(scope="session")
+def servers() -> Iterator[PrivateServers]:
+    """PostgreSQL and Redis of this test process."""
+    servers = PrivateServers()
+    yield servers
+    servers.remove()
+
+
+@pytest.fixture
+def database_url(servers: PrivateServers) -> Iterator[str]:
+    """A migrated, empty database that no other test sees."""
+    url = servers.create_database()
+    yield url
+    servers.drop_database(url)
+
+
+@pytest.fixture
+def engine(database_url: str) -> Iterator[Engine]:
+    engine = open_engine(database_url)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture(scope="session")
+def redis_url(servers: PrivateServers) -> str:
+    return servers.redis_url()
+
+
+@pytest.fixture(scope="session")
+def amqp_url() -> Iterator[str]:
+    with amqp_vhost() as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def aws_url() -> Iterator[str]:
+    with moto_server() as url:
+        yield url
+
+
+@pytest.fixture
+def redis_place(redis_url: str) -> BrokerPlace:
+    return BrokerPlace("redis", redis_url)
+
+
+@pytest.fixture
+def amqp_place(amqp_url: str) -> Iterator[BrokerPlace]:
+    place = BrokerPlace("amqp", amqp_url)
+    yield place
+    delete_queues(place)
+
+
+@pytest.fixture
+def sqs_place(aws_url: str) -> BrokerPlace:
+    return BrokerPlace("sqs", "sqs://testing:testing@", {"endpoint_url": aws_url})
+
+
+@pytest.fixture(params=BROKER_KINDS)
+def broker_place(request: pytest.FixtureRequest) -> BrokerPlace:
+    """Each broker in turn, with queues of its own for this test."""
+    return request.getfixturevalue(f"{request.param}_place")
+
+
+SettingsMaker = Callable[..., Settings]
+
+
+@pytest.fixture
+def make_settings(tmp_path: Path) -> SettingsMaker:
+    """Make settings for a broker place; sections given as keywords are laid over it."""
+
+    def make(place: BrokerPlace | None = None, **sections: Any) -> Settings:
+        overrides: dict[str, Any] = {"data_dir": tmp_path / "data"}
+        for layer in (place.overrides() if place else {}, sections):
+            for name, value in layer.items():
+                overrides[name] = {**overrides.get(name, {}), **value}
+        return load_settings(overrides=overrides, start=tmp_path)
+
+    return make
+
+
+@pytest.fixture
+def broker(broker_place: BrokerPlace, make_settings: SettingsMaker) -> Broker:
+    """Each broker in turn, as the code sees it."""
+    return broker_of(make_settings(broker_place))

@@ -1,0 +1,30 @@
+"""What every fault must leave behind, whatever it was."""
+
+from __future__ import annotations
+
+import json
+
+from benchmarks.faults.deployment import Deployment
+from benchmarks.faults.figures import Figures, count_figures
+from benchmarks.faults.invariants import find_violations
+from benchmarks.faults.runs import FaultRun
+
+#: A lease or two, a restart, and a machine that is busy with other tests.
+PATIENCE_S = 75.0
+
+
+def judge(run: FaultRun, *, timeout_s: float = PATIENCE_S) -> Figures:
+    """Wait until all is done and hold it against the invariants; return the figures."""
+    wall_s = run.wait_terminal(timeout_s=timeout_s)
+    evidence = run.evidence()
+    figures = count_figures(evidence, wall_s=wall_s)
+    print(json.dumps(figures.to_json()))
+    assert find_violations(evidence) == []
+    assert figures.lost == 0
+    assert figures.accepted_twice == 0
+    return figures
+
+
+def pids(deployment: Deployment) -> set[int]:
+    """Return the pids of workers and controllers."""
+    return {member.process.pid for member in (*deployment.workers, *deployment.controllers)}

@@ -1,0 +1,61 @@
+"""Storms of 429 and calls that nobody answers: the rate holds, and nothing leaks. C15."""
+
+import asyncio
+import random
+import time
+
+from rules import judge
+
+from benchmarks.faults import injections
+from benchmarks.faults.deployment import Deployment
+from benchmarks.faults.invariants import find_fast_seconds
+from benchmarks.faults.runs import FaultRun
+from pipeline.limits.settings import LimitSettings
+from pipeline.limits.status import LimitStatus
+from pipeline.limits.store import LimitStore
+
+CALLS_PER_S = 40
+BURST = 20
+LEARNED_S = 2.5
+
+
+def test_no_storm_raises_the_rate_of_calls(deployment: Deployment, seeded: random.Random):
+    limits = LimitSettings(requests_per_minute=60 * CALLS_PER_S, burst=BURST, max_concurrency=60)
+    asyncio.run(set_limits(deployment, limits))
+    # Workers that call nobody learn of new limits within about a second.
+    time.sleep(LEARNED_S)
+    try:
+        run = FaultRun(deployment, groups=8, name="stormy")
+        run.wait_running(10)
+        run.note_fault("C15")
+        injections.storm(deployment, seeded)
+        figures = judge(run)
+    finally:
+        asyncio.run(set_limits(deployment, LimitSettings()))
+    assert figures.failed == 0
+    calls = run.evidence().calls
+    assert sum(call["status"] == 429 for call in calls) > 10, "there was a storm"
+    times = [call["at"] for call in calls]
+    assert list(find_fast_seconds(times, limit_per_s=CALLS_PER_S, burst=BURST)) == []
+    # Waiting is no failure: it uses none of the attempts that count.
+    assert max(row["attempts_used"] for row in run.evidence().rollouts) <= 2
+    deployment.wait_until(lambda: deployment.model.stats()["in_flight"] == 0, what="no open call")
+    deployment.wait_until(lambda: in_flight(deployment) == 0, what="no unit kept", timeout_s=30)
+
+
+def in_flight(deployment: Deployment) -> int:
+    return sum(status.in_flight for status in asyncio.run(show_limits(deployment)))
+
+
+async def set_limits(deployment: Deployment, limits: LimitSettings) -> None:
+    store = LimitStore.connect(deployment.limits_url, prefix="rollout:limits")
+    await store.set(deployment.model.base_url, "mock", limits)
+    await store.close()
+
+
+async def show_limits(deployment: Deployment) -> list[LimitStatus]:
+    store = LimitStore.connect(deployment.limits_url, prefix="rollout:limits")
+    try:
+        return await store.show()
+    finally:
+        await store.close()

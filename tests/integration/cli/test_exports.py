@@ -1,0 +1,138 @@
+"""Exports: one rollout a line, failed ones with their error, in both formats."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from fixtures.stored_run import StoredRun
+from sqlalchemy import Engine, text
+
+from pipeline.contract.errors import ErrorClass, InputError
+from pipeline.queue.payloads import FolderPayloads, check_out
+from pipeline.trainer.export import export_run
+from pipeline.trainer.export_files import Format
+
+
+def finished(engine: Engine) -> StoredRun:
+    """Two groups of two: a success and a failure each."""
+    story = StoredRun(engine, prompts=2, n=2, n_min=1)
+    a, b, c, d = story.claim()
+    story.record(
+        story.succeeded(a, 1.0),
+        story.failed(b, ErrorClass.CONTRACT),
+        story.succeeded(c, 0.5),
+        story.failed(d, ErrorClass.MODEL_BAD_REQUEST),
+    )
+    return story
+
+
+def export(story: StoredRun, path: Path, to: Format = "jsonl", payloads: Path | None = None):
+    store = FolderPayloads(payloads or path.parent / "payloads")
+    return export_run(story.engine, story.run, path, to=to, payloads=store)
+
+
+def lines_of(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_every_rollout_is_a_line_in_order_of_group_and_index(engine: Engine, tmp_path: Path):
+    story = finished(engine)
+    report = export(story, tmp_path / "out.jsonl")
+    lines = lines_of(tmp_path / "out.jsonl")
+    assert [(line["group"], line["index"]) for line in lines] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert (report.rollouts, report.failed, report.unfinished, report.unreadable) == (4, 2, 0, 0)
+    good = lines[0]
+    assert (good["state"], good["reward"], good["stop_reason"]) == ("succeeded", 1.0, "answered")
+    assert good["messages"] == [{"role": "assistant", "content": "7"}]
+    assert good["prompt"]["answer"] == "1"
+    assert good["label"] == f"{story.run.slug}-g000000-r0"
+    assert good["error"] is None
+
+
+def test_a_failed_rollout_has_its_error_and_no_reward(engine: Engine, tmp_path: Path):
+    export(finished(engine), tmp_path / "out.jsonl")
+    failed = lines_of(tmp_path / "out.jsonl")[1]
+    assert (failed["state"], failed["reward"], failed["messages"]) == ("failed", None, [])
+    assert failed["error"] == {
+        "class": "contract",
+        "code": "test",
+        "message": "It went wrong.",
+        "phase": "",
+    }
+
+
+def test_rollouts_that_are_not_done_are_counted_and_left_out(engine: Engine, tmp_path: Path):
+    story = StoredRun(engine, prompts=1, n=3)
+    story.record(story.succeeded(story.claim_one()))
+    report = export(story, tmp_path / "out.jsonl")
+    assert (report.rollouts, report.unfinished) == (1, 2)
+    assert len(lines_of(tmp_path / "out.jsonl")) == 1
+
+
+def test_parquet_has_the_same_lines_in_typed_columns(engine: Engine, tmp_path: Path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    story = finished(engine)
+    export(story, tmp_path / "out.parquet", to="parquet")
+    table = parquet.read_table(tmp_path / "out.parquet")
+    rows = table.to_pylist()
+    assert [row["reward"] for row in rows] == [1.0, None, 0.5, None]
+    assert [row["error_class"] for row in rows] == [None, "contract", None, "model_bad_request"]
+    assert json.loads(rows[0]["messages"]) == [{"role": "assistant", "content": "7"}]
+    assert table.schema.metadata[b"rollout.run"] == story.run.slug.encode()
+
+
+def test_a_run_without_rollouts_gives_an_empty_file(engine: Engine, tmp_path: Path):
+    story = StoredRun(engine, prompts=0)
+    assert export(story, tmp_path / "out.jsonl").rollouts == 0
+    assert (tmp_path / "out.jsonl").read_bytes() == b""
+
+
+def test_trajectories_in_the_payload_store_are_read_from_there(engine: Engine, tmp_path: Path):
+    story = StoredRun(engine, prompts=1, n=1)
+    store = FolderPayloads(tmp_path / "payloads")
+    story.record(check_out(story.succeeded(story.claim_one()), store))
+    export(story, tmp_path / "out.jsonl")
+    assert lines_of(tmp_path / "out.jsonl")[0]["messages"][0]["content"] == "7"
+
+
+def test_a_trajectory_that_is_gone_spoils_only_its_own_line(engine: Engine, tmp_path: Path):
+    story = StoredRun(engine, prompts=1, n=2)
+    store = FolderPayloads(tmp_path / "payloads")
+    a, b = story.claim()
+    story.record(check_out(story.succeeded(a), store), story.succeeded(b))
+    for path in (tmp_path / "payloads").rglob("*.frame"):
+        path.unlink()
+    report = export(story, tmp_path / "out.jsonl")
+    first, second = lines_of(tmp_path / "out.jsonl")
+    assert report.unreadable == 1
+    assert "gone" in first["unreadable"]
+    assert first["messages"] == []
+    assert "unreadable" not in second
+
+
+def test_a_file_that_is_there_is_replaced_only_by_a_whole_one(engine: Engine, tmp_path: Path):
+    story = finished(engine)
+    path = tmp_path / "out.jsonl"
+    path.write_text("before")
+    with engine.begin() as connection:
+        # Makes the last row unreadable for the query itself.
+        connection.execute(text("ALTER TABLE trajectories RENAME COLUMN codec TO kodec"))
+    with pytest.raises(Exception, match="codec"):
+        export(story, path)
+    assert path.read_text() == "before"
+    assert [found.name for found in tmp_path.iterdir()] == ["out.jsonl"]
+
+
+def test_a_place_that_cannot_be_written_is_named(engine: Engine, tmp_path: Path):
+    with pytest.raises(InputError, match="nowhere") as refused:
+        export(StoredRun(engine), tmp_path / "nowhere" / "out.jsonl")
+    assert refused.value.code == "E109"
+
+
+def test_an_export_changes_nothing(engine: Engine, tmp_path: Path):
+    story = finished(engine)
+    before = story.everything()
+    export(story, tmp_path / "out.jsonl")
+    assert story.everything() == before

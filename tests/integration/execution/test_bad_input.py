@@ -1,0 +1,340 @@
+"""What agents, rewards and models may do wrong: each has a code, and nothing is lost by it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fixtures.scripted_worker import ScriptedWorker
+from fixtures.stored_run import StoredRun
+from pyarrow import parquet
+from sqlalchemy import Engine
+
+from pipeline.contract.errors import ErrorClass
+from pipeline.contract.trajectory import unpack_record
+from pipeline.queue.payloads import FolderPayloads
+from pipeline.store.accounting import check_accounting
+from pipeline.trainer.export import export_run
+from workers.core.model_response import ModelResponse, NativeToolCall
+from workers.core.registry import register_agent
+from workers.core.trajectory import StepType, Trajectory, TrajectoryStep
+from workers.rewards.registry import register_reward
+
+E = ErrorClass
+WorkerMaker = Callable[..., ScriptedWorker]
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workers.scoring.SCORING_WAIT_S", 0.0)
+
+
+def outcome(story: StoredRun, worker: ScriptedWorker) -> tuple[Any, ...]:
+    """Work off a story with one rollout; return its state, reward, class and code."""
+    worker.work_off(story)
+    with story.engine.connect() as connection:
+        assert check_accounting(connection, story.run.run_id) == []
+    (rollout,) = story.rollouts()
+    attempts = story.rows("SELECT * FROM attempts WHERE run_id = :run_id ORDER BY attempt_no")
+    last = attempts[-1]
+    return rollout["state"], rollout["reward"], rollout["error_class"], last["error_code"]
+
+
+# Agents
+
+
+@pytest.mark.parametrize("given", [None, 42, {"answr": "42"}, ["42"], b"42"])
+def test_an_agent_that_returns_no_answer_fails_at_once(engine, make_worker, given):
+    @register_agent("odd")
+    async def odd(prompt: dict[str, Any], llm: Any) -> Any:
+        return given
+
+    story = StoredRun(engine, agent="odd")
+    assert outcome(story, make_worker()) == ("failed", None, E.CONTRACT, "agent_result")
+
+
+def test_an_agent_nobody_registered_fails_and_says_which_there_are(engine, make_worker):
+    story = StoredRun(engine, agent="nobody")
+    assert outcome(story, make_worker()) == ("failed", None, E.CONTRACT, "agent_setup")
+    (attempt,) = story.rows("SELECT * FROM attempts")
+    assert "Known agents: " in attempt["error_message"]
+
+
+@pytest.mark.parametrize("names", [{"tools": ("nothing",)}, {"agent_config": {"max_steps": 0}}])
+def test_a_tool_or_option_that_does_not_exist_fails_at_once(engine, make_worker, names):
+    story = StoredRun(engine, agent="react", **names)
+    assert outcome(story, make_worker()) == ("failed", None, E.CONTRACT, "agent_setup")
+
+
+def test_an_agent_that_calls_for_ever_ends_by_its_clock_and_is_scored(engine, make_worker):
+    @register_agent("endless")
+    async def endless(prompt: dict[str, Any], llm: Any) -> str:
+        while True:
+            await llm("And now?")
+            await asyncio.sleep(0.01)
+
+    story = StoredRun(engine, agent="endless", limits={"timeout_s": 0.1})
+    worker = make_worker("1")
+    assert outcome(story, worker) == ("succeeded", 1.0, None, None)
+    assert story.rollouts()[0]["stop_reason"] == "agent_timeout"
+    assert len(worker.client.calls) > 1
+
+
+def test_an_agent_that_runs_out_of_memory_is_retried_a_few_times(engine, make_worker):
+    @register_agent("hungry")
+    async def hungry(prompt: dict[str, Any], llm: Any) -> str:
+        raise MemoryError
+
+    story = StoredRun(engine, agent="hungry", max_attempts=2)
+    assert outcome(story, make_worker()) == ("failed", None, E.AGENT_BUG, "agent_raised")
+    assert story.rollouts()[0]["attempts_used"] == 2
+
+
+@pytest.mark.parametrize("junk", [object(), {1, 2}, b"\xff", 10**5000], ids=type)
+def test_what_cannot_be_recorded_fails_its_rollout_and_no_other(engine, make_worker, junk):
+    @register_agent("hoarder")
+    async def hoarder(prompt: dict[str, Any], llm: Any, trajectory: Trajectory) -> str:
+        step = TrajectoryStep(StepType.THOUGHT, "hm", {"chat_message": {"role": "x", "it": junk}})
+        trajectory.add_step(step)
+        return "1"
+
+    story = StoredRun(engine, agent="hoarder")
+    state, reward, error_class, code = outcome(story, make_worker())
+    assert (state, reward, error_class, code) == ("failed", None, E.CONTRACT, "unrecordable")
+    assert len(story.rows("SELECT * FROM trajectories")) == 1, "there is a record that says so"
+
+
+def test_an_agent_may_return_a_trajectory_of_its_own_making(engine, make_worker):
+    @register_agent("own")
+    async def own(prompt: dict[str, Any], llm: Any) -> Trajectory:
+        return Trajectory("mine", [TrajectoryStep(StepType.FINAL_ANSWER, "1")])
+
+    assert outcome(StoredRun(engine, agent="own"), make_worker())[:2] == ("succeeded", 1.0)
+
+
+# Tools
+
+
+@pytest.mark.parametrize("arguments", ["{not json", "[1]", '{"expression": 3, "more": 1}', ""])
+def test_tool_arguments_that_do_not_parse_are_told_to_the_model(engine, make_worker, arguments):
+    call = ModelResponse("", (NativeToolCall("c1", "calculator", arguments),))
+    story = StoredRun(
+        engine, agent="react", agent_config={"native_tools": True}, tools=("calculator",)
+    )
+    worker = make_worker(call, "Final Answer: 1")
+    assert outcome(story, worker)[:2] == ("succeeded", 1.0)
+    told = worker.client.calls[1][-1]
+    assert (told["role"], told["tool_call_id"]) == ("tool", "c1")
+    assert "rror" in told["content"]
+
+
+# Rewards
+
+
+@pytest.mark.parametrize(
+    ("value", "error_class", "code"),
+    [
+        (RuntimeError("no"), E.REWARD_ERROR, "reward_raised"),
+        (math.nan, E.REWARD_ERROR, "not_finite"),
+        (-math.inf, E.REWARD_ERROR, "not_finite"),
+        ("0.5", E.CONTRACT, "reward_type"),
+        (None, E.CONTRACT, "reward_type"),
+        ({"score": 1.0}, E.CONTRACT, "reward_type"),
+        ([], E.CONTRACT, "reward_type"),
+        (SystemExit(1), E.REWARD_ERROR, "reward_raised"),
+    ],
+    ids=repr,
+)
+def test_a_reward_that_is_none_leaves_an_error_and_no_value(
+    engine, make_worker, value, error_class, code
+):
+    @register_reward("odd", inline=True)
+    def odd(response: str) -> Any:
+        if isinstance(value, BaseException):
+            raise value
+        return value
+
+    story = StoredRun(engine, reward="odd")
+    assert outcome(story, make_worker()) == ("failed", None, error_class, code)
+    (row,) = story.rows("SELECT name, value, status, error_class FROM rewards")
+    assert tuple(row.values()) == ("odd", None, "error", error_class)
+
+
+def test_a_reward_nobody_registered_fails_and_says_which_there_are(engine, make_worker):
+    story = StoredRun(engine, reward="nobody")
+    assert outcome(story, make_worker()) == ("failed", None, E.CONTRACT, "unknown_reward")
+
+
+def test_a_reward_that_never_answers_is_given_up(engine, make_worker, monkeypatch):
+    monkeypatch.setattr("workers.scoring.SCORING_TRIES", 1)
+
+    @register_reward("silent")
+    async def silent(response: str) -> float:
+        await asyncio.sleep(60)
+        return 1.0
+
+    story = StoredRun(engine, reward="silent", limits={"reward_timeout_s": 0.05})
+    assert outcome(story, make_worker()) == ("failed", None, E.REWARD_ERROR, "reward_timeout")
+
+
+# Model endpoints
+
+
+@dataclass
+class Answer:
+    status: int = 200
+    content_type: str = "application/json"
+    body: bytes = b""
+
+
+def chat(content: Any) -> bytes:
+    message = {"role": "assistant", "content": content}
+    return json.dumps({"choices": [{"message": message, "finish_reason": "stop"}]}).encode()
+
+
+class _Endpoint(BaseHTTPRequestHandler):
+    answer = Answer()
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        answer: Answer = self.server.answer  # pyright: ignore[reportAttributeAccessIssue]
+        self.send_response(answer.status)
+        self.send_header("Content-Type", answer.content_type)
+        self.send_header("Content-Length", str(len(answer.body)))
+        self.end_headers()
+        try:
+            self.wfile.write(answer.body)
+        except OSError:
+            pass  # the client has read enough
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def endpoint() -> Iterator[ThreadingHTTPServer]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Endpoint)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+BAD_ANSWERS = {
+    "html": (Answer(200, "text/html", b"<html>Welcome</html>"), E.MODEL_BAD_REQUEST),
+    "truncated": (Answer(body=chat("42")[:-9]), E.MODEL_BAD_REQUEST),
+    "no choices": (Answer(body=b'{"choices": []}'), E.MODEL_BAD_REQUEST),
+    "a list": (Answer(body=b"[]"), E.MODEL_BAD_REQUEST),
+    "nothing": (Answer(body=b""), E.MODEL_BAD_REQUEST),
+    "error inside": (Answer(body=b'{"error": {"message": "bad prompt"}}'), E.MODEL_BAD_REQUEST),
+    "overload inside": (
+        Answer(body=b'{"error": {"message": "server overloaded", "code": 503}}'),
+        E.MODEL_TRANSPORT,
+    ),
+    "50 MB": (Answer(body=chat("x" * 50_000_000)), E.MODEL_BAD_REQUEST),
+    "html of a proxy": (Answer(502, "text/html", b"<h1>Bad Gateway</h1>"), E.MODEL_TRANSPORT),
+    "no such model": (Answer(404, body=b'{"error": {"message": "no model"}}'), E.MODEL_BAD_REQUEST),
+}
+
+
+@pytest.mark.parametrize("name", BAD_ANSWERS)
+@pytest.mark.parametrize("client", ["lean", "sdk"])
+def test_an_answer_that_is_no_completion_has_a_class_and_is_no_sample(
+    engine, make_worker, endpoint, name, client
+):
+    endpoint.answer, error_class = BAD_ANSWERS[name]
+    url = f"http://127.0.0.1:{endpoint.server_port}/v1"
+    worker = make_worker(llm={"base_url": url, "client": client, "max_retries": 0})
+    story = StoredRun(engine, max_attempts=1)
+    state, reward, found, code = outcome(story, worker)
+    assert (state, reward, found) == ("failed", None, error_class)
+    assert code
+    (attempt,) = story.rows("SELECT * FROM attempts")
+    assert len(attempt["error_message"]) <= 2000
+    assert url in attempt["error_message"]
+
+
+NASTY = {
+    "NUL": "a\0b",
+    "pair": "😀",
+    "ANSI codes": "\x1b[31mred\x1b[0m\x07\r\x1b]0;title\x07",
+    "right to left": "\u202eabc\u202c\ufeff",
+    "huge number": "1" + "0" * 400,
+}
+
+
+@pytest.mark.parametrize("name", NASTY)
+def test_what_a_model_writes_is_stored_and_exported_as_it_is(
+    engine: Engine, make_worker: WorkerMaker, endpoint, tmp_path: Path, name: str
+):
+    text = NASTY[name]
+    endpoint.answer = Answer(body=chat(text))
+    url = f"http://127.0.0.1:{endpoint.server_port}/v1"
+    story = StoredRun(engine, reward="exact_match")
+    state, reward, *_ = outcome(story, make_worker(llm={"base_url": url}))
+    assert (state, reward) == ("succeeded", 0.0)
+    payloads = FolderPayloads(tmp_path / "payloads")
+    report = export_run(engine, story.run, tmp_path / "out.jsonl", to="jsonl", payloads=payloads)
+    assert (report.rollouts, report.unreadable) == (1, 0)
+    raw = (tmp_path / "out.jsonl").read_bytes()
+    assert raw.count(b"\n") == 1, "one rollout a line, whatever stands in it"
+    assert json.loads(raw)["messages"][-1]["content"] == text
+    assert not set(raw) & set(b"\0\x1b\x07"), "a terminal is not driven by the file"
+
+
+def test_a_lone_surrogate_of_a_server_is_a_replacement_character(engine, make_worker, endpoint):
+    endpoint.answer = Answer(body=chat("1\ud83d"))
+    url = f"http://127.0.0.1:{endpoint.server_port}/v1"
+    story = StoredRun(engine, reward="exact_match")
+    assert outcome(story, make_worker(llm={"base_url": url}))[0] == "succeeded"
+    (kept,) = story.rows("SELECT body FROM trajectories")
+    assert unpack_record(kept["body"]).messages[-1]["content"] == "1\ufffd"
+
+
+@pytest.mark.parametrize("to", ["jsonl", "parquet"])
+def test_a_lone_surrogate_of_an_agent_is_kept_and_exported(
+    engine: Engine, make_worker: WorkerMaker, tmp_path: Path, to: Any
+):
+    text = "a\ud83db"
+    story = StoredRun(engine, reward="exact_match")
+    assert outcome(story, make_worker(text))[0] == "succeeded"
+    path = tmp_path / "out"
+    report = export_run(engine, story.run, path, to=to, payloads=FolderPayloads(tmp_path))
+    assert (report.rollouts, report.unreadable) == (1, 0)
+    if to == "jsonl":
+        messages = json.loads(path.read_bytes())["messages"]
+    else:
+        messages = json.loads(parquet.read_table(path)["messages"][0].as_py())
+    assert messages[-1]["content"] == text
+
+
+def test_an_error_that_quotes_what_a_model_wrote_is_stored(engine, make_worker):
+    @register_agent("quotes")
+    async def quotes(prompt: dict[str, Any], llm: Any) -> str:
+        raise ValueError("it wrote " + (await llm("Say.")).text)
+
+    story = StoredRun(engine, agent="quotes", max_attempts=1)
+    assert outcome(story, make_worker("a\0b\ud83dc"))[2] == E.AGENT_BUG
+    (attempt,) = story.rows("SELECT * FROM attempts")
+    assert attempt["error_message"] == "ValueError: it wrote a\\0b?c"
+
+
+def test_reward_parts_may_have_any_name(engine, make_worker):
+    @register_reward("parts", inline=True)
+    def parts(response: str) -> dict[str, float]:
+        return {"reward": 1.0, "a\0b": 1.0, "\ud83d": 2.0}
+
+    story = StoredRun(engine, reward="parts")
+    assert outcome(story, make_worker())[:2] == ("succeeded", 1.0)
+    names = {row["name"] for row in story.rows("SELECT name FROM rewards")}
+    assert names == {"parts", "parts.a\\0b", "parts.?"}

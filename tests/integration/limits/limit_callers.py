@@ -1,0 +1,54 @@
+"""A worker process of the limit tests: callers that call as fast as they are let.
+
+Run as a script with its orders as JSON; is told on stdin when to begin, once it is up; prints when
+each call was granted, in the machine's monotonic clock, and what that cost in ledger calls.
+"""
+
+import asyncio
+import json
+import random
+import sys
+import time
+
+from pipeline.limits.limiter import Limiter
+from pipeline.limits.pool import open_pool
+
+ENDPOINT, MODEL = "http://127.0.0.1:9/v1", "m"
+
+
+async def call(limiter: Limiter, orders: dict, run: dict, grants: list) -> None:
+    """Call over and over: wait for leave, be in flight for a while, think for a while."""
+    while time.monotonic() < orders["until"]:
+        lease = await limiter.acquire(
+            run=run["run"], weight=run.get("weight", 1.0), estimated_tokens=run.get("tokens", 0)
+        )
+        granted_at = time.monotonic()
+        await asyncio.sleep(run.get("hold_s", 0.0))
+        grants.append([granted_at, time.monotonic(), run["run"], lease.tokens])
+        await lease.settle(run.get("used", run.get("tokens", 0)))
+        await lease.release("ok", time.monotonic() - granted_at)
+        if think_s := run.get("think_s", 0.0):
+            await asyncio.sleep(random.expovariate(1 / think_s))
+
+
+async def main(orders: dict) -> None:
+    pool = await open_pool(orders["url"], prefix=orders["prefix"], lease_s=orders["lease_s"])
+    limiter = pool.limiter(ENDPOINT, MODEL)
+    grants: list = []
+    print("ready", flush=True)
+    orders |= json.loads(await asyncio.to_thread(sys.stdin.readline))
+    await asyncio.sleep(max(0.0, orders["since"] - time.monotonic()))
+    async with asyncio.TaskGroup() as group:
+        for run in orders["runs"]:
+            for _ in range(run["callers"]):
+                group.create_task(call(limiter, orders, run, grants))
+        if orders.get("note_at"):
+            await asyncio.sleep(max(0.0, orders["note_at"] - time.monotonic()))
+            await limiter.note_rate_limited(orders["retry_after_s"])
+    calls = limiter.ledger_calls
+    await pool.close()
+    print(json.dumps({"grants": grants, "calls": calls}), flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(json.loads(sys.argv[1])))

@@ -1,0 +1,345 @@
+"""One process's limiter, over the ledger in memory and the one in Redis."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from pipeline.contract.errors import InputError, Refused, WaitTimeout
+from pipeline.limits.limiter import Limiter
+from pipeline.limits.pool import LimiterPool
+from pipeline.limits.settings import LimitSettings
+from pipeline.limits.status import LimitStatus
+
+ENDPOINT, MODEL = "http://127.0.0.1:9/v1", "m"
+
+pytestmark = pytest.mark.timeout(30)
+
+
+async def limited(pool: LimiterPool, **limits: int | bool) -> Limiter:
+    await pool.store.set(ENDPOINT, MODEL, LimitSettings.model_validate(limits))
+    return pool.limiter(ENDPOINT, MODEL)
+
+
+async def status(pool: LimiterPool) -> LimitStatus:
+    return next(row for row in await pool.store.show() if row.model == MODEL)
+
+
+async def within(seconds: float, holds: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(seconds):
+        while not await holds():
+            await asyncio.sleep(0.02)
+
+
+async def calls(limiter: Limiter, count: int, *, run: str = "r", tokens: int = 0) -> list[float]:
+    """Make calls one after the other; give when each was granted."""
+    granted = []
+    for _ in range(count):
+        async with await limiter.acquire(run=run, estimated_tokens=tokens):
+            granted.append(time.monotonic())
+    return granted
+
+
+async def test_without_limits_a_call_costs_no_ledger_call(pool: LimiterPool) -> None:
+    limiter = pool.limiter(ENDPOINT, MODEL)
+    await calls(limiter, 1)
+    before = limiter.ledger_calls
+    await asyncio.gather(*(calls(limiter, 200) for _ in range(10)))
+    assert limiter.ledger_calls - before <= 1
+    assert limiter.in_use == 0
+
+
+async def test_a_limit_set_later_is_noticed_by_itself(pool: LimiterPool) -> None:
+    limiter = pool.limiter(ENDPOINT, MODEL)
+    await calls(limiter, 1)
+    await limited(pool, max_concurrency=1)
+    held: list[object] = []
+
+    async def is_limited() -> bool:
+        try:
+            held.append(await limiter.acquire(run="r", estimated_tokens=0, timeout_s=0.2))
+        except WaitTimeout:
+            return True
+        return False
+
+    await within(4, is_limited)
+
+
+async def test_lifted_limits_let_everybody_through(pool: LimiterPool) -> None:
+    limiter = await limited(pool, requests_per_minute=1)
+    await calls(limiter, 1)
+    waiting = asyncio.gather(*(calls(limiter, 1) for _ in range(20)))
+    await asyncio.sleep(0)
+    await limited(pool)
+    async with asyncio.timeout(4):
+        await waiting
+
+
+async def test_cancelled_waits_leak_no_units(pool: LimiterPool) -> None:
+    limiter = await limited(pool, max_concurrency=3)
+    held = [await limiter.acquire(run="r", estimated_tokens=0) for _ in range(3)]
+    waits = [asyncio.create_task(limiter.acquire(run="r", estimated_tokens=0)) for _ in range(50)]
+
+    async def all_wait() -> bool:
+        return (await status(pool)).waiting == 50
+
+    await within(3, all_wait)
+    for wait in waits:
+        wait.cancel()
+    await asyncio.wait(waits)
+    for lease in held:
+        await lease.release()
+    again = [await limiter.acquire(run="r", estimated_tokens=0, timeout_s=2) for _ in range(3)]
+    assert limiter.waiting == 0
+    assert limiter.in_use == 3
+    for lease in again:
+        await lease.release()
+
+    async def all_free() -> bool:
+        row = await status(pool)
+        return row.waiting == 0 and row.in_flight == 0
+
+    await within(3, all_free)
+
+
+async def test_a_wait_cancelled_in_the_tick_it_is_served_leaks_nothing(pool: LimiterPool) -> None:
+    limiter = await limited(pool, max_concurrency=1)
+    for _ in range(30):
+        lease = await limiter.acquire(run="r", estimated_tokens=0)
+        wait = asyncio.create_task(limiter.acquire(run="r", estimated_tokens=0))
+        await asyncio.sleep(0)
+        await lease.release()
+        while limiter.in_use == 0:
+            await asyncio.sleep(0)
+        wait.cancel()  # Its lease is made, but it has not run since.
+        await asyncio.wait([wait])
+        if not wait.cancelled():
+            await wait.result().release()
+        assert limiter.in_use == 0
+    await calls(limiter, 3)
+
+
+async def test_slots_of_callers_that_gave_up_go_to_the_next(pool: LimiterPool) -> None:
+    limiter = await limited(pool, requests_per_minute=6_000, burst=1)
+    await calls(limiter, 1)
+    waits = [asyncio.create_task(calls(limiter, 1)) for _ in range(60)]
+    await asyncio.sleep(0.1)
+    started = time.monotonic()
+    for wait in waits[:55]:
+        wait.cancel()
+    await asyncio.wait(waits)
+    # Five slots, or the rest of those that were due: never the 0.5 s that all sixty would take.
+    assert time.monotonic() - started < 0.3
+
+
+async def test_a_wait_ends_at_the_callers_timeout_and_says_why(pool: LimiterPool) -> None:
+    limiter = await limited(pool, requests_per_minute=6, burst=1)
+    await calls(limiter, 1)
+    with pytest.raises(WaitTimeout) as caught:
+        await limiter.acquire(run="r", estimated_tokens=0, timeout_s=0.3)
+    assert "6 requests per minute are used up" in str(caught.value)
+    assert MODEL in str(caught.value)
+    assert limiter.waiting == 0
+
+
+@pytest.mark.parametrize(
+    ("limits", "tokens", "reason"),
+    [
+        ({"requests_per_minute": 30}, 0, "30 requests per minute are used up"),
+        ({"tokens_per_minute": 60}, 30, "60 tokens per minute are used up"),
+        ({"max_concurrency": 1}, 0, "1 of 1 allowed calls are in flight"),
+    ],
+)
+async def test_a_limiter_says_what_its_calls_wait_for(
+    limits: dict[str, int], tokens: int, reason: str, pool: LimiterPool
+) -> None:
+    limiter = await limited(pool, **limits)
+    lease = await limiter.acquire(run="r", estimated_tokens=tokens)
+    wait = asyncio.create_task(limiter.acquire(run="r", estimated_tokens=tokens))
+
+    async def is_told() -> bool:
+        return reason in limiter.describe() and "1 wait in all workers" in limiter.describe()
+
+    await within(3, is_told)
+    wait.cancel()
+    await lease.release()
+
+
+async def test_unused_tokens_are_refunded(pool: LimiterPool) -> None:
+    limiter = await limited(pool, tokens_per_minute=6_000, token_burst=100)
+    lease = await limiter.acquire(run="r", estimated_tokens=200)
+    await lease.settle(10)
+    await lease.release()
+    started = time.monotonic()
+    await calls(limiter, 1, tokens=50)
+    # 200 tokens are two seconds of this limit; ten of them a tenth.
+    assert time.monotonic() - started < 1.2
+
+
+async def test_tokens_beyond_the_estimate_are_charged(pool: LimiterPool) -> None:
+    limiter = await limited(pool, tokens_per_minute=6_000, token_burst=100)
+    lease = await limiter.acquire(run="r", estimated_tokens=1)
+    await lease.settle(120)
+    await lease.release()
+    started = time.monotonic()
+    await calls(limiter, 1, tokens=1)
+    assert time.monotonic() - started > 0.8
+
+
+async def test_a_refused_call_used_no_tokens(pool: LimiterPool) -> None:
+    limiter = await limited(pool, tokens_per_minute=6_000, token_burst=100)
+    lease = await limiter.acquire(run="r", estimated_tokens=500)
+    await lease.release("rate_limited", 0.01)
+    started = time.monotonic()
+    await calls(limiter, 1, tokens=20)
+    assert time.monotonic() - started < 1
+
+
+async def test_a_call_larger_than_the_burst_is_granted_all_the_same(pool: LimiterPool) -> None:
+    limiter = await limited(pool, tokens_per_minute=600_000, token_burst=50)
+    started = time.monotonic()
+    await calls(limiter, 3, tokens=3_000)
+    assert 0.5 <= time.monotonic() - started < 1.5
+
+
+async def test_a_429_pauses_calls_for_as_long_as_it_asked(pool: LimiterPool) -> None:
+    limiter = await limited(pool, requests_per_minute=60_000)
+    await calls(limiter, 3)
+    await limiter.note_rate_limited(0.8)
+    started = time.monotonic()
+    wait = asyncio.create_task(calls(limiter, 1))
+    await asyncio.sleep(0.1)
+    assert "429" in limiter.describe()
+    assert (await status(pool)).backing_off_until is not None
+    await wait
+    assert 0.75 <= time.monotonic() - started < 1.3
+
+
+async def test_a_429_pauses_calls_even_where_nothing_is_limited(pool: LimiterPool) -> None:
+    limiter = pool.limiter(ENDPOINT, MODEL)
+    await calls(limiter, 1)
+    await limiter.note_rate_limited(0.5)
+    started = time.monotonic()
+    times = await asyncio.gather(*(calls(limiter, 1) for _ in range(50)))
+    first, last = min(t[0] for t in times), max(t[0] for t in times)
+    assert first - started >= 0.45
+    # They do not all come back at the same moment.
+    assert last - first > 0.3
+
+
+async def test_a_429_that_names_no_time_pauses_longer_each_time(pool: LimiterPool) -> None:
+    limiter = await limited(pool, requests_per_minute=60_000)
+    pauses = []
+    for _ in range(2):
+        await calls(limiter, 1)
+        await asyncio.gather(*(limiter.note_rate_limited(None) for _ in range(20)))
+        started = time.monotonic()
+        await calls(limiter, 1)
+        pauses.append(time.monotonic() - started)
+    assert pauses[0] == pytest.approx(1, abs=0.3)
+    assert pauses[1] == pytest.approx(2, abs=0.3)
+
+
+async def test_runs_of_one_process_share_a_cap_by_weight(pool: LimiterPool) -> None:
+    limiter = await limited(pool, max_concurrency=8)
+    granted = {"three": 0, "one": 0}
+    until = time.monotonic() + 2.5
+
+    async def caller(run: str, weight: float) -> None:
+        while time.monotonic() < until:
+            async with await limiter.acquire(run=run, weight=weight, estimated_tokens=0):
+                await asyncio.sleep(0.02)
+                granted[run] += 1
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(20):
+            group.create_task(caller("three", 3.0))
+            group.create_task(caller("one", 1.0))
+    assert 2.5 <= granted["three"] / granted["one"] <= 3.5
+
+
+async def test_the_adaptive_cap_finds_what_an_endpoint_bears(pool: LimiterPool) -> None:
+    limiter = await limited(pool, adaptive=True)
+    bears, in_flight, caps = 16, 0, []
+    until = time.monotonic() + 4
+
+    async def caller() -> None:
+        nonlocal in_flight
+        while time.monotonic() < until:
+            lease = await limiter.acquire(run="r", estimated_tokens=0)
+            in_flight += 1
+            is_refused = in_flight > bears
+            await asyncio.sleep(0.005 if is_refused else 0.05)
+            in_flight -= 1
+            await lease.release("rate_limited" if is_refused else "ok", 0.05)
+
+    async def watch() -> None:
+        while time.monotonic() < until:
+            await asyncio.sleep(0.1)
+            caps.append((await status(pool)).cap or 0)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(80):
+            group.create_task(caller())
+        group.create_task(watch())
+    settled = caps[len(caps) // 2 :]
+    assert max(caps) > 40
+    assert 0.4 * bears <= min(settled)
+    assert max(settled) <= 1.5 * bears
+
+
+async def test_a_lease_is_released_once_and_by_its_context(pool: LimiterPool) -> None:
+    limiter = await limited(pool, max_concurrency=2)
+    with pytest.raises(ValueError, match="mine"):
+        async with await limiter.acquire(run="r", estimated_tokens=0) as lease:
+            raise ValueError("mine")
+    await lease.release()
+    await lease.release("ok", 1.0)
+    assert limiter.in_use == 0
+
+
+async def test_a_closed_limiter_refuses_and_frees_its_units(pool: LimiterPool) -> None:
+    limiter = await limited(pool, max_concurrency=1)
+    await limiter.acquire(run="r", estimated_tokens=0)
+    wait = asyncio.create_task(limiter.acquire(run="r", estimated_tokens=0))
+    await asyncio.sleep(0.05)
+    await limiter.close()
+    with pytest.raises(Refused):
+        await wait
+    with pytest.raises(Refused):
+        await limiter.acquire(run="r", estimated_tokens=0)
+    row = await status(pool)
+    assert (row.in_flight, row.waiting) == (0, 0)
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
+async def test_a_weight_that_means_nothing_is_refused(weight: float, pool: LimiterPool) -> None:
+    with pytest.raises(InputError):
+        await pool.limiter(ENDPOINT, MODEL).acquire(run="r", weight=weight, estimated_tokens=0)
+
+
+async def test_a_model_client_of_a_run_uses_it_without_knowing_runs(pool: LimiterPool) -> None:
+    await limited(pool, max_concurrency=1, tokens_per_minute=60_000)
+    client_side = pool.for_run(ENDPOINT, MODEL, run="r", weight=2.0)
+    for _ in range(3):
+        lease = await client_side.acquire(10)
+        await lease.settle(12, "ok")
+    assert pool.limiter(ENDPOINT + "/", MODEL).in_use == 0
+
+
+async def test_a_storm_of_429_pauses_a_runs_calls_and_a_stray_one_does_not(
+    pool: LimiterPool,
+) -> None:
+    await limited(pool, requests_per_minute=60_000)
+    client_side = pool.for_run(ENDPOINT, MODEL, run="r")
+    for _ in range(20):
+        await (await client_side.acquire(10)).settle(12, "ok")
+    await client_side.note_rate_limited(5.0)
+    assert "429" not in client_side.describe()
+    for _ in range(20):
+        await (await client_side.acquire(10)).settle(0, "rate_limited")
+        await client_side.note_rate_limited(0.05)
+        if "429" in client_side.describe():
+            break
+    assert "429" in client_side.describe()

@@ -1,0 +1,145 @@
+"""Large bodies: left in a folder or in S3, fetched by the reference that travelled."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from fixtures.messages import completion_of
+from fixtures.waiting import wait_until
+
+from pipeline.contract.errors import ConfigError, ServiceUnavailable
+from pipeline.queue.broker import broker_of
+from pipeline.queue.completions import OutcomeConsumer, OutcomePublisher
+from pipeline.queue.frames import decode_completions
+from pipeline.queue.payloads import (
+    FolderPayloads,
+    PayloadStore,
+    check_out,
+    load_body,
+    open_payloads,
+    payload_key,
+)
+
+BIG = os.urandom(1024 * 1024)
+
+
+@pytest.fixture
+def bucket(aws_url: str, request: pytest.FixtureRequest) -> str:
+    name = f"b{abs(hash(request.node.nodeid))}"
+    boto3.client("s3", endpoint_url=aws_url, region_name="us-east-1").create_bucket(Bucket=name)
+    return name
+
+
+@pytest.fixture(params=["folder", "s3"])
+def payloads(request: pytest.FixtureRequest, make_settings: Any) -> PayloadStore:
+    """Each kind of payload store."""
+    if request.param == "folder":
+        return open_payloads(make_settings())
+    bucket = request.getfixturevalue("bucket")
+    url = request.getfixturevalue("aws_url")
+    return open_payloads(
+        make_settings(payloads={"url": f"s3://{bucket}/below/here"}, aws={"s3_endpoint_url": url})
+    )
+
+
+def test_what_is_put_can_be_read_and_put_again(payloads):
+    uri = payloads.put("run/a.frame", b"one")
+    assert payloads.uri("run/a.frame") == uri
+    assert payloads.get(uri) == b"one"
+    payloads.put("run/a.frame", b"two")
+    assert payloads.get(uri) == b"two"
+
+
+def test_what_is_not_there_is_none(payloads):
+    assert payloads.get(payloads.uri("run/never.frame")) is None
+
+
+def test_a_body_that_is_gone_is_said_to_be(payloads):
+    with pytest.raises(ServiceUnavailable, match=r"is gone.*ROLLOUT_PAYLOADS__URL"):
+        load_body(payloads.uri("run/never.frame"), payloads)
+
+
+def test_a_checked_out_completion_holds_a_reference_and_the_object_all_of_it(payloads):
+    whole = completion_of(1, body=BIG)
+    light = check_out(whole, payloads)
+    assert (light.body, light.body_bytes) == (b"", len(BIG))
+    assert light.body_uri is not None
+    assert load_body(light.body_uri, payloads) == BIG
+    # The object alone is enough to recover the outcome, found by a key that is known before.
+    frame = payloads.get(payloads.uri(payload_key(str(whole.run_id), whole.label)))
+    assert frame is not None
+    ((recovered,), bad) = decode_completions(frame)
+    assert not bad
+    assert recovered == whole.model_copy(update={"body_uri": light.body_uri})
+
+
+def test_a_body_too_large_for_a_message_travels_by_reference(broker_place, make_settings, tmp_path):
+    settings = make_settings(broker_place, payloads={"url": (tmp_path / "p").as_uri()})
+    store = open_payloads(settings)
+    publisher = OutcomePublisher(broker_of(settings))
+    publisher.send_completions([check_out(completion_of(1, body=BIG), store)])
+    publisher.close()
+    consumer = OutcomeConsumer(broker_of(settings))
+
+    def arrived() -> Any:
+        delivery = consumer.receive(most=1, linger_s=0, timeout_s=0.2)
+        consumer.ack(delivery)
+        return delivery.completions
+
+    (found,) = wait_until(arrived)
+    consumer.close()
+    assert load_body(found.body_uri, store) == BIG
+
+
+def test_no_reference_leads_out_of_the_payload_folder(tmp_path):
+    store = FolderPayloads(tmp_path / "payloads")
+    (tmp_path / "secret").write_text("x")
+    (tmp_path / "payloads").mkdir()
+    (tmp_path / "payloads" / "link").symlink_to(tmp_path / "secret")
+    for uri in (
+        (tmp_path / "secret").as_uri(),
+        "file:///etc/passwd",
+        store.uri("../secret"),
+        store.uri("link"),
+    ):
+        with pytest.raises(ConfigError, match="not below the payload folder"):
+            store.get(uri)
+
+
+def test_a_folder_that_cannot_be_written_is_named_and_leaves_no_half_file(tmp_path):
+    (tmp_path / "run").write_text("a file where a folder must be")
+    store = FolderPayloads(tmp_path)
+    with pytest.raises(ServiceUnavailable, match=r"could not be written below.*ROLLOUT_PAYLOADS"):
+        store.put("run/a.frame", b"x")
+
+
+def test_a_write_that_fails_leaves_no_half_file(tmp_path, monkeypatch):
+    store = FolderPayloads(tmp_path)
+
+    def full_disk(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pipeline.queue.payloads.os.fsync", full_disk)
+    with pytest.raises(ServiceUnavailable, match=r"No space left.*Free some space"):
+        store.put("run/a.frame", b"x")
+    assert [path for path in Path(tmp_path).rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.parametrize("url", ["http://x/y", "s3://", "folder"])
+def test_a_payload_store_of_another_kind_is_refused(url, make_settings):
+    with pytest.raises(ConfigError, match=r"ROLLOUT_PAYLOADS__URL"):
+        open_payloads(make_settings(payloads={"url": url}))
+
+
+def test_a_bucket_that_does_not_answer_is_named(make_settings):
+    store = open_payloads(
+        make_settings(
+            payloads={"url": "s3://nowhere"}, aws={"s3_endpoint_url": "http://127.0.0.1:1"}
+        )
+    )
+    with pytest.raises(ServiceUnavailable, match=r"nowhere does not answer"):
+        store.put("a", b"x")

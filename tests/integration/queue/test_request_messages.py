@@ -1,0 +1,131 @@
+"""Requests on every broker: Celery messages that a person can read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from fixtures.brokers import BrokerPlace
+from fixtures.messages import request_of
+from fixtures.waiting import wait_until
+from kombu import Connection, Message
+
+from pipeline.contract.errors import QueueUnavailable
+from pipeline.contract.messages import RolloutRequest, parse_message
+from pipeline.queue.broker import Broker, broker_of
+from pipeline.queue.requests import RequestPublisher
+
+
+@pytest.fixture
+def publisher(broker: Broker) -> Iterator[RequestPublisher]:
+    publisher = RequestPublisher(broker, expires_s=600)
+    yield publisher
+    publisher.close()
+
+
+@pytest.fixture
+def connection(broker: Broker) -> Iterator[Connection]:
+    with broker.connect() as connection:
+        yield connection
+
+
+def take(broker: Broker, connection: Connection, count: int, queue: str = "rollouts") -> list[Any]:
+    """Take messages from a queue as any client would."""
+    taken: list[Message] = []
+    bound = broker.queue(queue).bind(connection.default_channel)
+    bound.declare()
+
+    def enough() -> bool:
+        message = bound.get(no_ack=False, accept=["json"])
+        if message is not None:
+            message.ack()
+            taken.append(message)
+        return len(taken) >= count
+
+    wait_until(enough, 20, what=f"{count} messages", seen=lambda: len(taken))
+    return taken
+
+
+def test_a_request_is_a_celery_message_with_readable_names(broker, publisher, connection):
+    request = request_of(2)
+    publisher.publish([request], queue="rollouts")
+    (message,) = take(broker, connection, 1)
+    headers = message.headers
+    assert headers["task"] == "rollout.run"
+    assert headers["id"] == "math7-g000013-r2-a1"
+    assert headers["argsrepr"] == "run=math7 group=g000013 rollout=3/8 policy=12"
+    assert headers["kwargsrepr"] == ""
+    (argument,), keywords, _ = message.payload
+    assert keywords == {}
+    assert parse_message(RolloutRequest, argument) == request
+
+
+def test_a_request_that_nobody_starts_expires(broker, publisher, connection):
+    publisher.publish([request_of()], queue="rollouts")
+    (message,) = take(broker, connection, 1)
+    expires = datetime.fromisoformat(message.headers["expires"])
+    assert abs(expires - datetime.now(UTC) - timedelta(seconds=600)) < timedelta(seconds=30)
+
+
+def test_what_defaults_say_is_not_sent(broker, publisher, connection):
+    publisher.publish([request_of()], queue="rollouts")
+    (message,) = take(broker, connection, 1)
+    sent = json.loads(message.payload[0][0])
+    assert "sampling" not in sent
+    assert "base_url" not in sent
+
+
+def test_a_batch_arrives_whole_and_is_counted(broker, publisher, connection):
+    requests = [request_of(index) for index in range(20)]
+    publisher.publish(requests, queue="rollouts")
+    wait_until(lambda: broker.depth(connection, "rollouts") == 20, 10)
+    taken = take(broker, connection, 20)
+    assert {message.headers["id"] for message in taken} == {request.label for request in requests}
+    assert broker.depth(connection, "rollouts") == 0
+
+
+def test_queues_do_not_mix(broker, publisher, connection):
+    publisher.publish([request_of(1)], queue="rollouts")
+    publisher.publish([request_of(2)], queue="gpu")
+    (message,) = take(broker, connection, 1, queue="gpu")
+    assert message.headers["id"] == request_of(2).label
+    assert broker.depth(connection, "rollouts") == 1
+
+
+def test_deployments_on_one_broker_do_not_mix(broker_place, make_settings):
+    mine, theirs = (
+        broker_of(make_settings(BrokerPlace(broker_place.kind, broker_place.url, broker_place.aws)))
+        for _ in range(2)
+    )
+    publisher = RequestPublisher(mine, expires_s=60)
+    publisher.publish([request_of()], queue="rollouts")
+    publisher.close()
+    with mine.connect() as own, theirs.connect() as other:
+        wait_until(lambda: mine.depth(own, "rollouts") == 1, 10)
+        assert theirs.depth(other, "rollouts") == 0
+
+
+def test_an_empty_queue_that_nobody_declared_has_no_depth(broker, connection):
+    assert broker.depth(connection, "rollouts") == 0
+
+
+AWAY = {
+    "redis": BrokerPlace("redis", "redis://me:hunter2@127.0.0.1:1/0"),
+    "amqp": BrokerPlace("amqp", "amqp://me:hunter2@127.0.0.1:1//"),
+    "sqs": BrokerPlace("sqs", "sqs://me:hunter2@", {"endpoint_url": "http://127.0.0.1:1"}),
+}
+
+
+@pytest.mark.parametrize("kind", AWAY)
+def test_a_broker_that_does_not_answer_is_named_without_its_password(kind, make_settings):
+    broker = broker_of(make_settings(AWAY[kind], broker={"connect_timeout_s": 0.5}))
+    publisher = RequestPublisher(broker, expires_s=60)
+    with pytest.raises(QueueUnavailable, match=r"127\.0\.0\.1:1.*ROLLOUT_BROKER__URL") as caught:
+        publisher.publish([request_of()], queue="rollouts")
+    assert "hunter2" not in str(caught.value)
+    with broker.connect() as connection, pytest.raises(QueueUnavailable):
+        broker.depth(connection, "rollouts")
+    publisher.close()

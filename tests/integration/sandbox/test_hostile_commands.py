@@ -1,0 +1,310 @@
+"""What a hostile command tries, and that each attempt is bounded in time and memory."""
+
+from __future__ import annotations
+
+import asyncio
+import http.server
+import os
+import resource
+import secrets
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fixtures.sandboxes import Marked
+
+from workers.sandbox import bubblewrap as bubblewrap_module
+from workers.sandbox.backends import open_sandbox
+from workers.sandbox.base import Sandbox
+from workers.sandbox.process import ProcessSandbox
+
+pytestmark = pytest.mark.timeout(60)
+
+
+async def test_command_that_never_returns_is_killed_at_its_timeout(
+    sandbox: Sandbox, mark: Marked
+) -> None:
+    begun = time.monotonic()
+    result = await sandbox.run(f"trap '' TERM INT HUP; : {mark}; sleep 1000", timeout_s=0.3)
+    assert result.timed_out
+    assert result.exit_code == 124
+    assert time.monotonic() - begun < 5
+    await mark.wait_gone()
+
+
+async def test_whole_tree_dies_with_a_timeout_even_in_other_sessions(
+    sandbox: Sandbox, mark: Marked
+) -> None:
+    command = textwrap.dedent(f"""
+        setsid sh -c 'trap "" TERM; sleep 1000; : {mark}' &
+        (setsid setsid sh -c 'sleep 1000; : {mark}' &) &
+        nohup sh -c 'sleep 1000; : {mark}' >/dev/null 2>&1 &
+        sleep 1000; : {mark}
+    """)
+    result = await sandbox.run(command, timeout_s=0.5)
+    assert result.timed_out
+    await mark.wait_gone()
+
+
+async def test_background_processes_end_with_their_command(sandbox: Sandbox, mark: Marked) -> None:
+    begun = time.monotonic()
+    result = await sandbox.run(f"setsid sh -c 'sleep 1000; : {mark}' & echo done")
+    assert result.stdout == "done\n"
+    assert time.monotonic() - begun < 5
+    await mark.wait_gone()
+
+
+async def test_daemon_that_closed_everything_ends_with_its_command(
+    sandbox: Sandbox, mark: Marked
+) -> None:
+    daemon = f"""
+import os, sys, time
+if os.fork(): sys.exit()
+os.setsid()
+if os.fork(): os._exit(0)
+os.closerange(0, 100)
+time.sleep(1000)  # {mark}
+"""
+    assert (await sandbox.run(["python3", "-c", daemon])).succeeded
+    await mark.wait_gone()
+
+
+async def test_fork_bomb_is_bounded_and_leaves_nothing(sandbox: Sandbox, mark: Marked) -> None:
+    bomb = f"bomb() {{ : {mark}; bomb | bomb & bomb; }}; bomb"
+    most = 0
+
+    async def watch() -> None:
+        nonlocal most
+        while True:
+            most = max(most, len(mark.alive()))
+            await asyncio.sleep(0.05)
+
+    watcher = asyncio.create_task(watch())
+    begun = time.monotonic()
+    await sandbox.run(bomb, timeout_s=1.5)
+    watcher.cancel()
+    assert time.monotonic() - begun < 15
+    await mark.wait_gone()
+    assert most <= 400 if os.geteuid() and isinstance(sandbox, ProcessSandbox) else most <= 60
+    assert (await sandbox.run("echo alive")).stdout == "alive\n"
+
+
+async def test_gigabyte_of_output_is_cut_and_takes_no_memory(sandbox: Sandbox) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    begun = time.monotonic()
+    result = await sandbox.run("head -c 1073741824 /dev/zero | tr '\\0' x")
+    assert result.truncated
+    assert "bytes of output cut" in result.stdout
+    assert len(result.stdout) < 70 * 1024
+    assert time.monotonic() - begun < 15
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024
+
+
+async def test_endless_output_on_both_streams_ends(sandbox: Sandbox) -> None:
+    result = await sandbox.run("yes & yes >&2", timeout_s=5)
+    assert result.truncated
+
+
+async def test_output_that_is_no_text_is_still_text(sandbox: Sandbox) -> None:
+    result = await sandbox.run("printf '\\377\\000\\033[31m'")
+    assert result.stdout == "�\0\x1b[31m"
+
+
+async def test_memory_is_bounded(sandbox: Sandbox) -> None:
+    result = await sandbox.run(["python3", "-c", "x = 'a' * 10**9"])
+    assert result.exit_code == 1
+    assert "MemoryError" in result.stderr
+
+
+async def test_memory_of_many_processes_is_bounded_together(sandbox: Sandbox, mark: Marked) -> None:
+    hog = f"""
+import os, time
+for _ in range(8):
+    if os.fork() == 0:
+        held = bytearray(b"x") * (150 * 1024**2)  # {mark}
+        time.sleep(1000)
+time.sleep(1000)
+"""
+    begun = time.monotonic()
+    result = await sandbox.run(["python3", "-c", hog])
+    assert result.exit_code == 137
+    assert "too much memory" in result.stderr
+    assert time.monotonic() - begun < 10
+    await mark.wait_gone()
+
+
+async def test_cpu_is_bounded_for_one_that_hides_from_the_clock(sandbox: Sandbox) -> None:
+    result = await sandbox.run(["python3", "-c", "while True: pass"])
+    assert not result.succeeded
+    assert result.duration_s < 15
+
+
+async def test_file_size_is_bounded(sandbox: Sandbox) -> None:
+    result = await sandbox.run("head -c 100M /dev/zero > big")
+    assert not result.succeeded
+    assert Path(sandbox.root, "big").stat().st_size <= 8 * 1024**2
+
+
+async def test_tool_that_kills_its_parent_hurts_only_itself(sandbox: Sandbox) -> None:
+    await sandbox.run("kill -9 $PPID; kill -9 1; echo still here", timeout_s=5)
+    assert (await sandbox.run("echo alive")).stdout == "alive\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root runs commands as another user")
+async def test_killing_everything_leaves_the_worker_alive(sandbox: Sandbox) -> None:
+    await sandbox.run("kill -9 -1; echo still here", timeout_s=5)
+    assert (await sandbox.run("echo alive")).stdout == "alive\n"
+
+
+async def test_process_that_cleared_its_environment_does_not_outlive_the_sandbox(
+    sandbox: Sandbox, mark: Marked
+) -> None:
+    if os.geteuid() and isinstance(sandbox, ProcessSandbox):
+        pytest.skip("an ordinary user's processes are found by their environment only")
+    await sandbox.run(f"env -i setsid sh -c 'sleep 1000; : {mark}' & true")
+    await mark.wait_gone()
+
+
+async def test_environment_of_the_worker_cannot_be_read(sandbox: Sandbox) -> None:
+    if os.geteuid() and isinstance(sandbox, ProcessSandbox):
+        pytest.skip("an ordinary user's own processes can read each other")
+    # Process 1 is the sandbox's own; its environment is the clean one.
+    ours = Path(f"/proc/{os.getpid()}/environ").read_text()
+    for pid in (os.getpid(), 1):
+        seen = (await sandbox.run(f"cat /proc/{pid}/environ")).stdout
+        assert not seen or "USER=sandbox" in seen
+        assert seen != ours
+
+
+async def test_files_outside_the_root_cannot_be_read(
+    bubblewrap: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = tmp_path / "secret.txt"
+    secret.write_text("secret")
+    home = Path.home()
+    for path in (
+        secret,
+        home / ".bashrc",
+        "/etc/shadow",
+        Path(__file__),
+        f"/proc/{os.getpid()}/environ",
+    ):
+        result = await bubblewrap.run(f"cat {path}")
+        assert result.exit_code != 0, path
+        assert result.stdout == "", path
+
+
+async def test_link_planted_in_the_root_reads_nothing_outside(
+    sandbox: Sandbox, tmp_path: Path
+) -> None:
+    secret = tmp_path / "secret.txt"
+    secret.write_text("secret")
+    await sandbox.run(f"ln -s {secret} link; ln -s / all")
+    for path in ("link", f"all{secret}"):
+        with pytest.raises(PermissionError):
+            await sandbox.read_file(path)
+        with pytest.raises(PermissionError):
+            await sandbox.write_file(path, b"x")
+    assert secret.read_text() == "secret"
+
+
+async def test_system_is_read_only(bubblewrap: Sandbox) -> None:
+    for path in (
+        "/usr/x",
+        "/x",
+        "/etc/x",
+        "/dev/x",
+        f"{sys.prefix}/x",
+        "/proc/sys/kernel/hostname",
+    ):
+        assert (await bubblewrap.run(f"echo x > {path}")).exit_code != 0, path
+
+
+async def test_private_tmp_is_shared_between_commands_and_seen_by_nobody_else(
+    bubblewrap: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # An interpreter below /tmp would make it fresh for each command.
+    monkeypatch.setattr(bubblewrap_module, "_python_folders", lambda: [])
+    name = secrets.token_hex(8)
+    async with await open_sandbox("bubblewrap") as opened:
+        await opened.run(f"echo x > /tmp/{name}")
+        assert (await opened.run(f"cat /tmp/{name}")).stdout == "x\n"
+        assert (await bubblewrap.run(f"cat /tmp/{name}")).exit_code != 0
+    assert not Path("/tmp", name).exists()
+
+
+async def test_links_put_in_tmp_are_not_followed_by_the_next_commands_mounts(
+    bubblewrap: Sandbox, tmp_path: Path
+) -> None:
+    root, target = tmp_path / "root", tmp_path / "target"
+    root.mkdir()
+    target.mkdir()
+    async with await open_sandbox("bubblewrap", root=root) as opened:
+        first = Path(*root.parts[:3])
+        await opened.run(f"mv {first} /tmp/moved; ln -s /oldroot{target} {first}")
+        await opened.run("touch made")
+    assert not list(target.iterdir())
+    assert [path.name for path in root.iterdir()] == ["made"]
+
+
+@pytest.fixture
+def web_server() -> Iterator[int]:
+    server = http.server.HTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server.server_port
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+async def test_network_cannot_be_reached(bubblewrap: Sandbox, web_server: int) -> None:
+    connect = f"import socket; socket.create_connection(('127.0.0.1', {web_server}), 3)"
+    result = await bubblewrap.run(["python3", "-c", connect])
+    assert "Connection refused" in result.stderr
+    outside = "import socket; socket.create_connection(('192.0.2.1', 80), 3)"
+    result = await bubblewrap.run(["python3", "-c", outside])
+    assert "unreachable" in result.stderr
+
+
+async def test_command_has_no_privileges(bubblewrap: Sandbox) -> None:
+    status = (await bubblewrap.run("cat /proc/self/status")).stdout
+    assert "CapEff:\t0000000000000000" in status
+    assert "NoNewPrivs:\t1" in status
+    assert (await bubblewrap.run("id -u")).stdout.strip() != "0" or os.geteuid()
+    assert (await bubblewrap.run("mount -t tmpfs none /tmp")).exit_code != 0
+
+
+async def test_other_processes_cannot_be_seen(bubblewrap: Sandbox) -> None:
+    listed = (await bubblewrap.run("ls -d /proc/[0-9]* | wc -l")).stdout
+    assert int(listed) < 10
+
+
+async def test_sandbox_of_a_killed_worker_dies_with_it(
+    mark: Marked, bubblewrap: Sandbox, tmp_path: Path
+) -> None:
+    program = f"""
+import asyncio
+from workers.sandbox.backends import open_sandbox
+async def main():
+    sandbox = await open_sandbox("bubblewrap")
+    await sandbox.run("setsid sh -c 'sleep 1000; : {mark}' & sleep 1000; : {mark}")
+asyncio.run(main())
+"""
+    worker = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        program,
+        cwd=Path(__file__).parents[3],
+        env=os.environ | {"TMPDIR": str(tmp_path)},  # what it leaves is removed with the test
+    )
+    async with asyncio.timeout(20):
+        while len(mark.alive()) < 3:
+            await asyncio.sleep(0.02)
+    worker.kill()
+    await worker.wait()
+    await mark.wait_gone()

@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import threading
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from workers.sandbox import backends
+from workers.sandbox.backends import open_sandbox
+from workers.sandbox.base import Sandbox, SandboxFailure, SandboxLimits
+
+pytestmark = pytest.mark.timeout(60)
+
+
+async def test_shell_command_gives_its_output_and_exit_code(sandbox: Sandbox) -> None:
+    result = await sandbox.run("echo out; echo err >&2; exit 3")
+    assert (result.exit_code, result.stdout, result.stderr) == (3, "out\n", "err\n")
+    assert not result.succeeded
+    assert not result.timed_out
+    assert not result.truncated
+    assert result.duration_s > 0
+
+
+async def test_argument_vector_is_not_read_by_a_shell(sandbox: Sandbox) -> None:
+    result = await sandbox.run(["echo", "$HOME; a  b", "-n"])
+    assert result.stdout == "$HOME; a  b -n\n"
+
+
+async def test_unknown_program_exits_with_127(sandbox: Sandbox) -> None:
+    assert (await sandbox.run(["no-such-program"])).exit_code == 127
+    assert (await sandbox.run("no-such-program")).exit_code == 127
+
+
+async def test_signal_is_reported_as_128_plus_its_number(sandbox: Sandbox) -> None:
+    assert (await sandbox.run("kill -9 $$")).exit_code == 137
+
+
+async def test_commands_start_in_the_root_and_cwd_is_relative_to_it(sandbox: Sandbox) -> None:
+    await sandbox.write_file("sub/file.txt", b"x")
+    assert (await sandbox.run("pwd")).stdout.strip() == sandbox.root
+    assert (await sandbox.run("ls", cwd="sub")).stdout == "file.txt\n"
+    missing = await sandbox.run("ls", cwd="nowhere")
+    assert missing.exit_code == 126
+    assert "nowhere" in missing.stderr
+
+
+async def test_files_are_shared_between_commands_and_the_caller(sandbox: Sandbox) -> None:
+    await sandbox.write_file("a/b.txt", b"one\n")
+    result = await sandbox.run("echo two >> a/b.txt && echo new > c.txt")
+    assert result.succeeded, result.stderr
+    assert await sandbox.read_file("a/b.txt") == b"one\ntwo\n"
+    assert await sandbox.read_file("c.txt") == b"new\n"
+    with pytest.raises(FileNotFoundError):
+        await sandbox.read_file("nothing.txt")
+    with pytest.raises(PermissionError):
+        await sandbox.read_file("../../etc/passwd")
+
+
+async def test_stdin_is_fed_whole_and_is_empty_by_default(sandbox: Sandbox) -> None:
+    data = b"x" * 300_000
+    assert (await sandbox.run("wc -c", stdin=data)).stdout.strip() == "300000"
+    assert (await sandbox.run("wc -c")).stdout.strip() == "0"
+
+
+async def test_command_that_ignores_a_large_stdin_ends_normally(sandbox: Sandbox) -> None:
+    assert (await sandbox.run("echo done", stdin=b"x" * 5_000_000)).stdout == "done\n"
+
+
+async def test_environment_holds_what_was_given_and_nothing_of_ours(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    result = await sandbox.run("env; cat /proc/self/environ", env={"GIVEN": "yes"})
+    assert "GIVEN=yes" in result.stdout
+    assert "sk-secret" not in result.stdout
+    assert "OPENAI_API_KEY" not in result.stdout
+
+
+async def test_the_running_python_is_the_one_found(sandbox: Sandbox) -> None:
+    result = await sandbox.run(["python3", "-c", "import sys; print(sys.version_info[0])"])
+    assert result.stdout == "3\n", result.stderr
+
+
+async def test_commands_run_side_by_side_without_harm(sandbox: Sandbox) -> None:
+    results = await asyncio.gather(*(sandbox.run(f"sleep 0.05; echo {n}") for n in range(8)))
+    assert [result.stdout for result in results] == [f"{n}\n" for n in range(8)]
+
+
+async def test_closing_returns_a_given_directory_and_removes_a_made_one(tmp_path: Path) -> None:
+    (tmp_path / "old.txt").write_text("old")
+    before = (tmp_path / "old.txt").stat()
+    async with await open_sandbox(root=tmp_path) as given:
+        assert (await given.run("echo new > new.txt; echo more >> old.txt")).succeeded
+    after = (tmp_path / "new.txt").stat()
+    assert (after.st_uid, after.st_gid) == (before.st_uid, before.st_gid)
+    assert (tmp_path / "old.txt").read_text() == "oldmore\n"
+    async with await open_sandbox() as made:
+        root = Path(made.root)
+        assert root.is_dir()
+    assert not root.exists()
+    await made.close()
+    with pytest.raises(SandboxFailure, match="closed"):
+        await made.run("true")
+
+
+async def test_root_that_is_not_there_is_a_sandbox_failure(tmp_path: Path) -> None:
+    with pytest.raises(SandboxFailure, match="would not start"):
+        await open_sandbox(root=tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("kind", ["bubblewrap", "process"])
+async def test_root_removed_meanwhile_is_a_sandbox_failure_not_a_result(
+    kind: backends.SandboxKind, tmp_path: Path
+) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    async with await open_sandbox(kind, root=root) as opened:
+        root.rmdir()
+        with pytest.raises(SandboxFailure, match="would not start"):
+            await opened.run("true")
+
+
+async def test_unknown_kind_names_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="bubblewrap"):
+        await open_sandbox("chroot")  # pyright: ignore[reportArgumentType]
+
+
+async def test_auto_without_bubblewrap_warns_once_and_runs(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(backends, "probe", lambda: "no user namespaces")
+    backends._warn_once.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            async with await open_sandbox() as opened:
+                assert (await opened.run("true")).succeeded
+    warnings = [record for record in caplog.records if "process limits only" in record.message]
+    assert len(warnings) == 1
+    assert "no user namespaces" in warnings[0].message
+    with pytest.raises(SandboxFailure, match="no user namespaces"):
+        await open_sandbox("bubblewrap")
+
+
+@pytest.mark.parametrize("value", [0, -1])
+def test_limits_that_allow_nothing_are_refused(value: int) -> None:
+    with pytest.raises(ValueError, match="memory_bytes must be positive"):
+        SandboxLimits(memory_bytes=value)
+
+
+def test_sandbox_runs_on_uvloop_in_a_thread_that_is_not_the_main_one() -> None:
+    outcome: list[str] = []
+
+    async def run() -> None:
+        async with await open_sandbox() as opened:
+            results = await asyncio.gather(*(opened.run("echo hi") for _ in range(5)))
+            outcome.extend(result.stdout for result in results)
+
+    thread = threading.Thread(target=lambda: uvloop.run(run()))
+    thread.start()
+    thread.join(30)
+    assert outcome == ["hi\n"] * 5
+
+
+async def test_many_commands_leave_no_descriptor_and_no_child(sandbox: Sandbox) -> None:
+    await sandbox.run("true")
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    await asyncio.gather(*(sandbox.run("echo x", stdin=b"y") for _ in range(40)))
+    assert len(os.listdir("/proc/self/fd")) == before
+    with pytest.raises(ChildProcessError):
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG)
+
+
+async def test_cancelled_command_is_killed_at_once(sandbox: Sandbox) -> None:
+    task = asyncio.create_task(sandbox.run("touch started; sleep 1000"))
+    async with asyncio.timeout(10):
+        while not Path(sandbox.root, "started").exists():
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    with pytest.raises(ChildProcessError):
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG)

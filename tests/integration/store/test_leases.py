@@ -1,0 +1,349 @@
+"""Leases: renewed by heartbeats, judged by the database clock and by what was certainly read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from fixtures.stored_run import StoredRun
+from sqlalchemy import text
+
+from pipeline.contract.messages import Heartbeat
+from pipeline.store.engine import transact
+from pipeline.store.processes import (
+    forget_process,
+    list_processes,
+    read_up_to,
+    report_process,
+)
+from pipeline.store.rollouts import SilentAttempt, keep_alive, silent_attempts
+
+OF_ANOTHER = Heartbeat(worker_id="w9", sequence=1, capacity=10)
+
+
+@pytest.fixture
+def story(engine) -> StoredRun:
+    return StoredRun(engine, n=4)
+
+
+def age(story: StoredRun, attempts: Sequence[Any], **columns: float) -> None:
+    """Move times of attempts into the past: nobody waits for a lease here."""
+    for name, seconds in columns.items():
+        transact(
+            story.engine,
+            lambda c, name=name, seconds=seconds: c.execute(
+                text(
+                    f"UPDATE attempts SET {name} = {name} - make_interval(secs => :s) "
+                    "WHERE rollout_id = ANY(:ids)"
+                ),
+                {"s": seconds, "ids": [attempt.rollout_id for attempt in attempts]},
+            ),
+        )
+
+
+def silent(
+    story: StoredRun,
+    *,
+    read_s_ago: float = 0.0,
+    empty_s_ago: float | None = None,
+    fifo: bool = True,
+    lease_s: float = 0.0,
+    grace_s: float = 5.0,
+    most: int = 100,
+) -> list[SilentAttempt]:
+    def work(connection: Any) -> list[SilentAttempt]:
+        times = connection.execute(
+            text(
+                "SELECT now() - make_interval(secs => :read) AS read, "
+                "now() - make_interval(secs => :empty) AS empty"
+            ),
+            {"read": read_s_ago, "empty": empty_s_ago},
+        ).one()
+        return silent_attempts(
+            connection,
+            read_up_to=times.read,
+            empty_at=times.empty,
+            fifo=fifo,
+            lease_s=lease_s,
+            grace_s=grace_s,
+            most=most,
+        )
+
+    return transact(story.engine, work)
+
+
+def lease_left_s(story: StoredRun, attempt: Any) -> float:
+    (row,) = story.rows(
+        "SELECT extract(epoch FROM lease_until - now()) AS left FROM attempts "
+        "WHERE rollout_id = :id",
+        id=attempt.rollout_id,
+    )
+    return float(row["left"])
+
+
+def test_a_first_heartbeat_makes_an_attempt_run_and_says_where(story):
+    attempt = story.claim_one()
+    assert story.beat(attempt, worker_id="w7", phase="scoring") == []
+    row = story.attempt(attempt)
+    assert (row["state"], row["worker_id"], row["phase"]) == ("running", "w7", "scoring")
+    assert row["started_at"] is not None
+    assert story.rollout(attempt)["state"] == "running"
+
+
+def test_a_reserved_attempt_is_held_but_does_not_run(story):
+    attempt = story.claim_one(lease_s=10)
+    story.beat(attempt, phase="reserved", lease_s=600)
+    row = story.attempt(attempt)
+    assert (row["state"], row["worker_id"], row["started_at"]) == ("dispatched", "w1", None)
+    assert story.rollout(attempt)["state"] == "dispatched"
+    assert lease_left_s(story, attempt) > 500
+
+
+def test_heartbeats_renew_leases_when_a_third_is_gone(story):
+    attempt = story.claim_one()
+    story.beat(attempt, lease_s=60)
+    age(story, [attempt], lease_until=10)
+    story.beat(attempt, lease_s=60)
+    assert lease_left_s(story, attempt) < 51  # fresh enough: no write
+    age(story, [attempt], lease_until=15)
+    story.beat(attempt, lease_s=60)
+    assert lease_left_s(story, attempt) > 58
+
+
+def test_a_repeated_heartbeat_leaves_one_event(story):
+    attempt = story.claim_one()
+    for _ in range(3):
+        story.beat(attempt)
+    moves = [event["to_state"] for event in story.everything()["events"]]
+    assert moves == ["dispatched", "running"]
+
+
+def test_a_heartbeat_of_fenced_attempts_reports_what_to_stop(story):
+    lost, done, running = story.claim(3)
+    story.record(story.lost(lost), story.succeeded(done))
+    labels = story.beat(lost, done, running)
+    assert sorted(labels) == [f"{story.run.slug}-g000000-r{index}-a1" for index in (0, 1)]
+    assert story.attempt(lost)["state"] == "lost"
+
+
+def test_a_heartbeat_of_an_old_attempt_does_not_touch_its_successor(story):
+    first = story.claim_one()
+    story.record(story.lost(first))
+    second = story.claim_one()
+    assert second.rollout_id == first.rollout_id
+    story.beat(first)
+    assert story.attempt(second)["state"] == "dispatched"
+    assert story.rollout(second)["state"] == "dispatched"
+
+
+def test_heartbeats_of_unknown_attempts_are_harmless(story):
+    attempt = story.claim_one()
+    stranger = Heartbeat(worker_id="w", sequence=1)
+    assert transact(story.engine, lambda c: keep_alive(c, stranger, lease_s=60)) == []
+    assert story.attempt(attempt)["worker_id"] is None
+
+
+def test_an_attempt_is_silent_when_its_lease_ran_out(story):
+    one, other = story.claim(2)
+    story.beat(one, other, lease_s=60)
+    assert silent(story) == []
+    age(story, [one], lease_until=61)
+    (found,) = silent(story)
+    assert (found.rollout_id, found.attempt_no) == (one.rollout_id, 1)
+    assert found.worker_id == "w1"
+    assert found.label == f"{story.run.slug}-g000000-r0-a1"
+
+
+def test_a_lease_is_not_held_against_a_worker_whose_words_were_not_read_yet(story):
+    attempt = story.claim_one()
+    story.beat(attempt, lease_s=60)
+    age(story, [attempt], lease_until=70)
+    assert silent(story, read_s_ago=30) == []
+    assert len(silent(story, read_s_ago=5)) == 1
+
+
+def test_attempts_that_ended_are_never_silent(story):
+    attempts = story.claim(4)
+    story.record(story.succeeded(attempts[0]), story.failed(attempts[1]), story.lost(attempts[2]))
+    age(story, attempts, lease_until=1000)
+    assert [found.rollout_id for found in silent(story)] == [attempts[3].rollout_id]
+
+
+def test_the_longest_silence_is_judged_first_and_no_more_than_asked(story):
+    attempts = story.claim(3)
+    for number, attempt in enumerate(attempts):
+        age(story, [attempt], lease_until=100 + number)
+    assert [found.rollout_id for found in silent(story, most=2)] == [
+        attempts[2].rollout_id,
+        attempts[1].rollout_id,
+    ]
+
+
+def test_a_request_that_others_overtook_is_an_orphan(story):
+    first, second = story.claim(1) + story.claim(1)
+    story.beat(second)
+    age(story, [first], dispatched_at=60)
+    age(story, [second], dispatched_at=30, started_at=20)
+    (found,) = silent(story)
+    assert found.rollout_id == first.rollout_id
+
+
+def test_a_request_of_another_dispatcher_may_be_published_a_moment_earlier(story):
+    # Both committed at nearly the same time; which of them published first, nobody knows.
+    waiting, running = story.claim(1) + story.claim(1)
+    story.beat(running)
+    age(story, [waiting], dispatched_at=33)
+    age(story, [running], dispatched_at=30, started_at=20)
+    assert silent(story, grace_s=5) == []
+    assert len(silent(story, grace_s=2)) == 1
+
+
+def test_on_a_broker_without_order_being_overtaken_means_nothing(story):
+    first, second = story.claim(1) + story.claim(1)
+    story.beat(second)
+    age(story, [first], dispatched_at=60)
+    age(story, [second], dispatched_at=30, started_at=20)
+    assert silent(story, fifo=False) == []
+
+
+def test_a_request_is_an_orphan_when_the_queue_was_empty_after_it_was_published(story):
+    attempt = story.claim_one()
+    age(story, [attempt], dispatched_at=60)
+    assert silent(story, empty_s_ago=None) == []
+    assert silent(story, empty_s_ago=90) == []
+    assert len(silent(story, empty_s_ago=30)) == 1
+
+
+def test_a_request_may_be_published_a_moment_after_its_commit(story):
+    attempt = story.claim_one()
+    age(story, [attempt], dispatched_at=33)
+    assert silent(story, empty_s_ago=30, grace_s=5) == []
+    assert len(silent(story, empty_s_ago=25, grace_s=5)) == 1
+
+
+def test_a_queue_that_was_emptied_a_moment_ago_proves_nothing(story):
+    # Whoever took the last requests has not had the time to say so.
+    attempt = story.claim_one()
+    age(story, [attempt], dispatched_at=60)
+    assert silent(story, empty_s_ago=3, grace_s=5) == []
+    assert silent(story, empty_s_ago=7, read_s_ago=4, grace_s=5) == []
+    assert len(silent(story, empty_s_ago=7, read_s_ago=1, grace_s=5)) == 1
+
+
+def seen(story: StoredRun, worker_id: str, *, s_ago: float) -> None:
+    """Move the last heartbeat of a worker into the past."""
+    transact(
+        story.engine,
+        lambda c: c.execute(
+            text(
+                "UPDATE processes SET last_seen_at = now() - make_interval(secs => :s)"
+                " WHERE process_id = :id"
+            ),
+            {"s": s_ago, "id": worker_id},
+        ),
+    )
+
+
+def test_all_that_a_dead_worker_held_is_given_up_together(story):
+    first, second = story.claim(2)
+    story.beat(first, second)
+    age(story, [first], lease_until=61)
+    age(story, [second], lease_until=80)
+    seen(story, "w1", s_ago=9)
+    assert silent(story, lease_s=60) == []
+    seen(story, "w1", s_ago=61)
+    found = silent(story, lease_s=60, most=1)
+    assert {attempt.rollout_id for attempt in found} == {first.rollout_id, second.rollout_id}
+    assert all(attempt.worker_died for attempt in found)
+
+
+def test_what_a_living_worker_holds_no_more_is_given_up_without_blame(story):
+    dropped, held = story.claim(2)
+    story.beat(dropped, held)
+    age(story, [dropped], lease_until=95)  # half a lease over
+    (found,) = silent(story, lease_s=60)
+    assert found.rollout_id == dropped.rollout_id
+    assert not found.worker_died
+
+
+def test_what_was_never_announced_is_blamed_only_for_a_worker_that_died_since(story):
+    attempt = story.claim_one()
+    age(story, [attempt], dispatched_at=20)
+    assert not silent(story, lease_s=60, empty_s_ago=10)[0].worker_died
+    transact(story.engine, lambda c: keep_alive(c, OF_ANOTHER, lease_s=60))
+    assert not silent(story, lease_s=60, empty_s_ago=10)[0].worker_died
+    seen(story, "w9", s_ago=15)
+    assert silent(story, lease_s=60, empty_s_ago=10)[0].worker_died
+    seen(story, "w9", s_ago=200)  # dead long before
+    assert not silent(story, lease_s=60, empty_s_ago=10)[0].worker_died
+
+
+def test_what_a_worker_holds_is_no_orphan(story):
+    attempt = story.claim_one()
+    story.beat(attempt, phase="reserved")
+    age(story, [attempt], dispatched_at=60)
+    assert silent(story, empty_s_ago=30) == []
+
+
+def test_nobody_can_be_judged_while_no_collector_has_read_everything(engine):
+    assert transact(engine, read_up_to) is None
+    transact(engine, lambda c: report_process(c, "c1", "collector"))
+    assert transact(engine, read_up_to) is None
+    transact(engine, lambda c: report_process(c, "c1", "collector", read_up_to_s_ago=0))
+    assert transact(engine, read_up_to) is not None
+
+
+def test_of_several_collectors_the_slowest_counts(engine):
+    transact(engine, lambda c: report_process(c, "fast", "collector", read_up_to_s_ago=1))
+    fast = transact(engine, read_up_to)
+    transact(engine, lambda c: report_process(c, "slow", "collector", read_up_to_s_ago=100))
+    slow = transact(engine, read_up_to)
+    assert fast is not None
+    assert slow is not None
+    assert (fast - slow).total_seconds() == pytest.approx(99, abs=2)
+    transact(engine, lambda c: report_process(c, "new", "collector"))
+    assert transact(engine, read_up_to) is None
+    for name in ("new", "slow"):
+        transact(engine, lambda c, name=name: forget_process(c, name))
+    assert transact(engine, read_up_to) == fast
+
+
+def test_a_collector_that_vanished_is_not_waited_for(engine):
+    transact(engine, lambda c: report_process(c, "gone", "collector"))
+    transact(engine, lambda c: report_process(c, "here", "collector", read_up_to_s_ago=0))
+    transact(
+        engine,
+        lambda c: c.execute(
+            text(
+                "UPDATE processes SET last_seen_at = now() - interval '1 minute' "
+                "WHERE process_id = 'gone'"
+            )
+        ),
+    )
+    assert transact(engine, read_up_to) is not None
+
+
+def test_a_vanished_collector_holds_judgement_up_for_one_lease_only(engine):
+    transact(engine, lambda c: report_process(c, "gone", "collector"))
+    transact(engine, lambda c: report_process(c, "here", "collector", read_up_to_s_ago=0))
+    transact(
+        engine,
+        lambda c: c.execute(
+            text(
+                "UPDATE processes SET last_seen_at = now() - interval '5 seconds' "
+                "WHERE process_id = 'gone'"
+            )
+        ),
+    )
+    assert transact(engine, lambda c: read_up_to(c, alive_s=10)) is None
+    assert transact(engine, lambda c: read_up_to(c, alive_s=3)) is not None
+
+
+def test_workers_are_listed_with_what_they_said(story):
+    attempt = story.claim_one()
+    story.beat(attempt, worker_id="w7")
+    (process,) = transact(story.engine, list_processes)
+    assert (process.process_id, process.kind) == ("w7", "worker")
+    assert (process.capacity, process.in_flight, process.stopping) == (10, 1, False)
+    assert process.silent_s < 5

@@ -1,0 +1,131 @@
+"""Migrations, and what the database itself refuses."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from fixtures.servers import PrivateServers
+from fixtures.stored_run import StoredRun
+from sqlalchemy import Engine, text
+from sqlalchemy.exc import IntegrityError
+
+from pipeline.contract.errors import ConfigError, SchemaOutdated, StoreUnavailable
+from pipeline.store.engine import open_engine, transact
+from pipeline.store.schema import current, head, require_current, upgrade
+from pipeline.store.tables import metadata
+
+
+@pytest.fixture
+def empty(servers: PrivateServers) -> Iterator[Engine]:
+    """A database without any table."""
+    url = servers.create_database(migrated=False)
+    engine = open_engine(url)
+    yield engine
+    engine.dispose()
+    servers.drop_database(url)
+
+
+def test_a_migrated_database_has_the_tables_the_code_knows(engine):
+    with engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        differences = compare_metadata(context, metadata)
+    # Constraints and indexes are the migrations' business.
+    kept = [
+        difference
+        for difference in differences
+        if isinstance(difference, list)
+        or not difference[0].endswith(("_index", "_constraint", "_fk"))
+    ]
+    assert not kept
+
+
+def test_nullability_of_every_column_is_what_the_code_knows(engine):
+    inspector = sa.inspect(engine)
+    for table in metadata.sorted_tables:
+        stored = {
+            column["name"]: column["nullable"] for column in inspector.get_columns(table.name)
+        }
+        assert stored == {column.name: column.nullable for column in table.columns}, table.name
+
+
+def test_an_empty_database_is_refused_with_the_command_that_helps(empty):
+    with pytest.raises(SchemaOutdated, match=r"schema none.*rollout db upgrade"):
+        require_current(empty)
+
+
+def test_an_upgrade_makes_the_database_usable_and_can_be_repeated(empty):
+    assert current(empty) is None
+    assert upgrade(empty) == head()
+    assert upgrade(empty) == head()
+    require_current(empty)
+
+
+def test_a_database_of_a_later_version_is_refused(engine):
+    transact(engine, lambda c: c.execute(text("UPDATE alembic_version SET version_num = '9999'")))
+    with pytest.raises(SchemaOutdated, match="9999"):
+        require_current(engine)
+
+
+def test_processes_that_upgrade_at_once_do_not_meet(empty):
+    engines = [open_engine(empty.url.render_as_string(hide_password=False)) for _ in range(4)]
+    results: list[str] = []
+    threads = [
+        threading.Thread(target=lambda one=one: results.append(upgrade(one))) for one in engines
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for one in engines:
+        one.dispose()
+    assert results == [head()] * 4
+
+
+def test_a_server_that_does_not_answer_is_named_without_its_password():
+    engine = open_engine("postgresql://me:hunter2@127.0.0.1:1/x")
+    with pytest.raises(StoreUnavailable, match=r"127\.0\.0\.1:1.*ROLLOUT_DATABASE__URL") as caught:
+        require_current(engine)
+    assert "hunter2" not in str(caught.value)
+    engine.dispose()
+
+
+@pytest.mark.parametrize("url", ["mysql://x/y", "sqlite:///x.db"])
+def test_another_database_than_postgres_is_refused(url):
+    with pytest.raises(ConfigError, match="needs PostgreSQL"):
+        open_engine(url)
+
+
+@pytest.mark.parametrize("state", ["queued", "dispatched", "running", "failed", "cancelled"])
+def test_the_database_refuses_a_reward_without_a_success(engine, state):
+    StoredRun(engine)
+    with pytest.raises(IntegrityError, match="rollouts_reward_is_earned"):
+        transact(
+            engine,
+            lambda c: c.execute(
+                text("UPDATE rollouts SET state = :state, reward = 0"), {"state": state}
+            ),
+        )
+
+
+@pytest.mark.parametrize("reward", ["NaN", "Infinity", "-Infinity"])
+def test_the_database_refuses_a_reward_that_is_no_number(engine, reward):
+    StoredRun(engine)
+    with pytest.raises(IntegrityError, match="rollouts_reward_is_finite"):
+        transact(
+            engine,
+            lambda c: c.execute(
+                text("UPDATE rollouts SET state = 'succeeded', reward = CAST(:reward AS float8)"),
+                {"reward": reward},
+            ),
+        )
+
+
+def test_the_database_refuses_counters_beyond_the_group(engine):
+    StoredRun(engine, n=2)
+    with pytest.raises(IntegrityError, match="groups_counters"):
+        transact(engine, lambda c: c.execute(text("UPDATE groups SET n_failed = 3")))

@@ -1,0 +1,47 @@
+"""The baselines do the same rollouts as anybody, and the mock agrees."""
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.bare_loop import calculate
+from benchmarks.mock_server import MockServer
+from benchmarks.subjects import BareLoop
+from benchmarks.workloads import WORKLOADS
+
+# As W2, but patience is not what these tests are about.
+IMPATIENT = replace(WORKLOADS["W2"].behaviour, latency_ms=10, retry_after_s=0.05)
+
+
+@pytest.fixture(scope="module")
+def mock():
+    with MockServer() as server:
+        yield server
+
+
+def test_an_action_is_calculated():
+    assert calculate("Thought: x\nAction: calculator(expression='17 * 23')") == "391"
+    assert calculate("no tool") == "no action found"
+
+
+@pytest.mark.parametrize("name", ["B1", "B2"])
+@pytest.mark.parametrize("workload", ["W0", "W2"])
+def test_a_bare_loop_finishes_every_rollout_once(mock, name, workload):
+    small = WORKLOADS[workload].resized(rollouts=24, in_flight=12)
+    if workload == "W2":
+        small = replace(small, behaviour=IMPATIENT)
+    measured = BareLoop(name).measure(small, mock)
+    assert measured.finished == 24
+    assert measured.seen["rollouts_missing"] == 0
+    assert measured.seen["rollouts_repeated"] == 0
+    assert measured.seen["answered"] == small.calls
+    assert measured.seen["calls"] == small.calls + sum(measured.seen["errors"].values())
+    assert measured.seen["peak_in_flight"] <= 12
+    assert set(measured.usage) == {name, "mock"}
+    assert measured.peak_rss_bytes > 0
+
+
+def test_two_loops_meet_the_same_errors(mock):
+    small = replace(WORKLOADS["W2"].resized(rollouts=24, in_flight=24), behaviour=IMPATIENT)
+    errors = [BareLoop("B2").measure(small, mock).seen["errors"] for _ in range(2)]
+    assert errors[0] == errors[1] != {}

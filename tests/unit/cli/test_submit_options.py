@@ -1,0 +1,117 @@
+"""What the options of `run` and `submit` ask for, and what things are called by default."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from pipeline.cli.run_config import run_config
+from pipeline.cli.submit import SubmitOptions, name_and_split, new_slug
+from pipeline.contract.errors import InputError
+from pipeline.contract.run import RunConfig, check_slug
+
+PLAIN = SubmitOptions(dataset="questions.jsonl")
+
+
+def config(**options) -> RunConfig:
+    return run_config(replace(PLAIN, **options))
+
+
+def test_without_options_a_run_asks_for_its_defaults():
+    assert config() == RunConfig()
+
+
+def test_options_become_fields():
+    asked = config(
+        agent="react",
+        tools="calculator, finish",
+        reward="gsm8k",
+        n=4,
+        max_attempts=5,
+        max_steps=7,
+        max_tokens=99,
+        timeout_s=3.5,
+        temperature=0.5,
+        seed=1,
+        purpose="eval",
+    )
+    assert asked == RunConfig.model_validate(
+        {
+            "agent": "react",
+            "tools": ("calculator", "finish"),
+            "reward": "gsm8k",
+            "n": 4,
+            "max_attempts": 5,
+            "limits": {"max_steps": 7, "max_tokens": 99, "timeout_s": 3.5},
+            "sampling": {"temperature": 0.5, "seed": 1},
+            "purpose": "eval",
+        }
+    )
+
+
+def test_reward_none_means_unscored():
+    assert config(reward="none").reward is None
+
+
+def test_any_field_can_be_set_as_json_or_text():
+    asked = config(
+        set=[
+            "limits.max_steps=20",
+            'on_error={"agent_timeout": "fail"}',
+            "sampling.stop=END",
+            "max_in_flight=3",
+        ]
+    )
+    assert asked.limits.max_steps == 20
+    assert asked.on_error == {"agent_timeout": "fail"}
+    assert asked.sampling == {"stop": "END"}
+    assert asked.max_in_flight == 3
+
+
+@pytest.mark.parametrize(
+    ("assignment", "says"),
+    [
+        ("limitz=3", "Did you mean limits?"),
+        ("limits.max_step=3", "Did you mean max_steps?"),
+        ("n", "no `=`"),
+        ("n=0", "n cannot be 0"),
+        ("agent.name=x", "agent"),
+        ("purpose=play", "purpose"),
+        ("n_min=9", "n_min=9"),
+        ("on_error.model_transport=score", "nothing to score"),
+    ],
+)
+def test_a_field_that_cannot_work_is_named(assignment, says):
+    with pytest.raises(InputError, match=re.escape(says)) as refused:
+        config(set=[assignment])
+    assert refused.value.code == "E106"
+
+
+@pytest.mark.parametrize(
+    ("dataset", "called"),
+    [
+        ("/data/gsm8k/test.jsonl", ("gsm8k", "test")),
+        ("/data/gsm8k/train.jsonl.gz", ("gsm8k", "train")),
+        ("/data/questions.jsonl", ("questions", "train")),
+        ("/elsewhere/questions.jsonl", ("questions", "train")),
+        ("hf:openai/gsm8k:main", ("openai/gsm8k:main", "train")),
+    ],
+)
+def test_rows_are_called_after_the_dataset_wherever_it_lies(dataset, called):
+    assert name_and_split(SubmitOptions(dataset=dataset)) == called
+
+
+def test_names_that_are_given_win():
+    options = replace(PLAIN, dataset_name="mine", split="dev")
+    assert name_and_split(options) == ("mine", "dev")
+
+
+@pytest.mark.parametrize("name", ["gsm8k", "openai/gsm8k:main", "Ünïcode ☃", "x" * 200, "--", ""])
+def test_a_made_up_name_can_name_a_run(name):
+    assert check_slug(new_slug(name)) != new_slug(name)
+
+
+def test_a_made_up_name_says_which_dataset():
+    assert re.fullmatch("gsm8k-[0-9a-f]{4}", new_slug("openai/gsm8k:main"))

@@ -1,0 +1,68 @@
+"""Trajectory records as bytes."""
+
+from __future__ import annotations
+
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.contract import trajectory
+from pipeline.contract.errors import MalformedMessage
+from pipeline.contract.trajectory import (
+    ModelCall,
+    TrajectoryRecord,
+    pack_record,
+    unpack_record,
+)
+
+texts = st.text(st.characters(exclude_categories=("Cs",)), max_size=50)
+records = st.builds(
+    TrajectoryRecord,
+    messages=st.lists(st.fixed_dictionaries({"role": texts, "content": texts}), max_size=3),
+    steps=st.lists(st.dictionaries(texts, texts, max_size=2), max_size=3),
+    calls=st.lists(
+        st.builds(
+            ModelCall,
+            sequence=st.integers(0, 100),
+            completion_token_ids=st.none() | st.lists(st.integers(0, 2**31), max_size=5),
+            logprobs=st.none() | st.lists(st.floats(-50, 0), max_size=5),
+        ),
+        max_size=2,
+    ),
+    metadata=st.dictionaries(texts, texts, max_size=2),
+)
+
+
+@given(record=records)
+def test_a_record_unpacked_is_the_record(record):
+    assert unpack_record(pack_record(record)) == record
+
+
+@given(body=st.binary(max_size=60))
+def test_no_bytes_raise_anything_but_malformed_message(body):
+    try:
+        unpack_record(body)
+    except MalformedMessage:
+        pass
+
+
+def test_a_body_of_another_codec_is_refused_by_name():
+    with pytest.raises(MalformedMessage, match="'pickle'"):
+        unpack_record(b"", "pickle")
+
+
+def test_a_body_that_would_eat_the_memory_is_refused(monkeypatch):
+    monkeypatch.setattr(trajectory, "MAX_BODY_BYTES", 1024)
+    bomb = zstandard.compress(b"0" * 100_000)
+    with pytest.raises(MalformedMessage, match="100000 bytes"):
+        unpack_record(bomb)
+
+
+def test_a_body_that_hides_its_size_is_refused_too(monkeypatch):
+    monkeypatch.setattr(trajectory, "MAX_BODY_BYTES", 1024)
+    packer = zstandard.ZstdCompressor(write_content_size=False)
+    stream = packer.compressobj()
+    bomb = stream.compress(b"0" * 100_000) + stream.flush()
+    with pytest.raises(MalformedMessage):
+        unpack_record(bomb)

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from workers.core.tool_schemas import ToolResult
+from workers.tools.search_tool import SearchTool
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    folder = tmp_path / "root"
+    (folder / "src" / "pkg").mkdir(parents=True)
+    (folder / ".git").mkdir()
+    (folder / "src" / "a.py").write_text("import os\n\ndef find(x):\n    return x\n")
+    (folder / "src" / "pkg" / "b.txt").write_text("Find the finder\n")
+    (folder / ".git" / "c.py").write_text("find\n")
+    (folder / "binary").write_bytes(b"find\0")
+    (tmp_path / "secret.txt").write_text("find")
+    return folder
+
+
+async def search(root: Path, pattern: str, *, timeout: float = 10, **given: Any) -> ToolResult:
+    tool = SearchTool({"root": str(root), "timeout": timeout})
+    return await tool.execute_tool("t", {"pattern": pattern, **given})
+
+
+async def test_text_search_names_file_line_and_text(root: Path) -> None:
+    result = await search(root, "find")
+    assert result.result == "src/a.py:3: def find(x):\nsrc/pkg/b.txt:1: Find the finder"
+    assert result.metrics == {"matches": 2, "complete": True}
+
+
+async def test_case_words_and_extensions_narrow_the_search(root: Path) -> None:
+    assert (await search(root, "Find", case_sensitive=True)).metrics["matches"] == 1
+    assert "finder" in (await search(root, "finder", whole_words=True)).result
+    assert (await search(root, "finde", whole_words=True)).metrics["matches"] == 0
+    assert (await search(root, "find", file_extensions=["py"])).metrics["matches"] == 1
+
+
+async def test_pattern_is_plain_text_unless_regex_is_asked_for(root: Path) -> None:
+    assert (await search(root, "find(x)")).metrics["matches"] == 1
+    assert (await search(root, r"^def \w+\(", regex=True)).metrics["matches"] == 1
+    assert (await search(root, r"^def \w+\(")).metrics["matches"] == 0
+
+
+async def test_context_lines_surround_the_match(root: Path) -> None:
+    result = await search(root, "def", context_lines=1)
+    assert result.result == "src/a.py:2- \nsrc/a.py:3: def find(x):\nsrc/a.py:4-     return x\n--"
+
+
+async def test_path_may_be_one_file_or_a_directory_below(root: Path) -> None:
+    assert (await search(root, "find", path="src/pkg")).result == "src/pkg/b.txt:1: Find the finder"
+    assert (await search(root, "find", path="src/a.py")).result == "src/a.py:3: def find(x):"
+
+
+async def test_files_and_directories_are_found_by_name(root: Path) -> None:
+    assert (await search(root, "*.py", command="search_files")).result == "src/a.py"
+    assert (await search(root, "b", command="search_files")).result == "binary\nsrc/pkg/b.txt"
+    assert (await search(root, "src/p*", command="search_files")).result == "src/pkg/b.txt"
+    assert (await search(root, "pk", command="search_dir")).result == "src/pkg/"
+    assert (await search(root, r"^a\.", command="search_files", regex=True)).result == "src/a.py"
+
+
+async def test_most_results_are_returned_with_a_notice(root: Path) -> None:
+    (root / "many.txt").write_text("hit\n" * 1000)
+    result = await search(root, "hit", max_results=3)
+    assert result.result.splitlines()[-1] == "[stopped at max_results=3]"
+    assert result.metrics == {"matches": 3, "complete": False}
+
+
+async def test_nothing_found_is_a_success_that_says_so(root: Path) -> None:
+    result = await search(root, "nowhere")
+    assert result.success
+    assert result.result == "nothing found"
+
+
+@pytest.mark.parametrize("path", ["..", "../secret.txt", "/etc", "link", "nothing"])
+async def test_nothing_outside_the_root_is_searched(root: Path, path: str) -> None:
+    (root / "link").symlink_to("..")
+    assert not (await search(root, "find", path=path)).success
+
+
+async def test_links_and_pipes_in_the_tree_are_passed_over(root: Path) -> None:
+    (root / "link.txt").symlink_to("../secret.txt")
+    (root / "folder").symlink_to("..")
+    os.mkfifo(root / "pipe.txt")
+    assert (await search(root, "find")).metrics["matches"] == 2
+
+
+@pytest.mark.parametrize("pattern", ["(", "[", "*", "", "x" * 2000, "(" * 900 + ")" * 900])
+async def test_bad_regular_expression_is_told(root: Path, pattern: str) -> None:
+    result = await search(root, pattern, regex=True)
+    assert not result.success
+    assert "pattern" in (result.error or "") or "regular expression" in (result.error or "")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [
+        ("(a|aa)+$", "a" * 80 + "b"),
+        ("(a|a)*b", "a" * 40),
+        ("((a{1,1000}){1,1000}){1,1000}b", "a" * 5000),
+        ("^(?:.?){3000}a{3000}", "a" * 3000),
+        (r"(\w+\s?)*\1!", "aaaa " * 50),
+    ],
+)
+@pytest.mark.parametrize("command", ["search_text", "search_files"])
+async def test_catastrophic_pattern_stops_at_its_time_and_blocks_nobody(
+    root: Path, pattern: str, text: str, command: str
+) -> None:
+    (root / "evil.txt").write_text(text)
+    (root / text[:200].strip()).write_text("")
+    begun = time.monotonic()
+    longest_gap, running = 0.0, True
+
+    def watch() -> None:
+        nonlocal longest_gap
+        last = time.monotonic()
+        while running:
+            time.sleep(0.01)
+            now = time.monotonic()
+            longest_gap, last = max(longest_gap, now - last), now
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    result = await search(root, pattern, regex=True, command=command, timeout=0.5)
+    running = False
+    watcher.join()
+    assert result.success
+    assert time.monotonic() - begun < 5
+    assert longest_gap < 0.4, "the engine held the interpreter's lock"
