@@ -113,7 +113,7 @@ def kill_controller_at(deployment: Deployment, place: str, nth: int) -> Member:
             deployment.fleet.retire(member)
     with suppress(TimeoutError):  # a run that ends before it gets there
         deployment.wait_until(lambda: doomed.deaths, what=f"the death {place}", timeout_s=20)
-        deployment.wait_until(doomed.process.is_alive, what="its next life")
+        deployment.wait_until(lambda: doomed.process.is_alive(), what="its next life")
     for _ in range(deployment.size.controllers - len(deployment.controllers)):
         deployment.add_controller()
     return doomed
