@@ -17,12 +17,8 @@ from kombu import Connection
 from benchmarks.faults import controller
 from benchmarks.faults.deployment import Deployment
 from benchmarks.faults.fleet import Member
-from pipeline.contract.messages import (
-    COMPLETION_QUEUE,
-    DEFAULT_REQUEST_QUEUE,
-    HEARTBEAT_QUEUE,
-    TASK_RUN,
-)
+from pipeline.contract.messages import COMPLETION_QUEUE, HEARTBEAT_QUEUE, TASK_RUN
+from pipeline.contract.run import DEFAULT_REQUEST_QUEUE
 from pipeline.queue.broker import broker_of
 from pipeline.queue.celery_app import make_celery_app
 from pipeline.settings import load_settings

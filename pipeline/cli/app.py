@@ -36,7 +36,7 @@ from pipeline.cli import (
     workers,
 )
 from pipeline.cli.options import GlobalFlags
-from pipeline.cli.output import print_error
+from pipeline.cli.output import print_error, write_in_any_encoding
 from pipeline.contract.errors import PipelineError
 
 EXIT_INTERRUPTED = 130
@@ -133,6 +133,7 @@ for _panel, _name, _group in (
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit."""
+    write_in_any_encoding()
     code = run_command(sys.argv[1:] if argv is None else argv)
     if code == EXIT_INTERRUPTED:
         # Where the interruption hit code that was compiled from a string, CPython remembers it

@@ -55,6 +55,11 @@ def endpoint_of(settings: Settings, base_url: str | None) -> str:
     return url
 
 
+def is_local(base_url: str) -> bool:
+    """Whether an endpoint is on this machine; every worker may call it."""
+    return urlsplit(base_url).hostname in ("localhost", "127.0.0.1", "::1")
+
+
 def probe(settings: Settings, base_url: str) -> Probe:
     """Ask an endpoint for its models, for at most two seconds."""
     request = urllib.request.Request(base_url.rstrip("/") + "/models")
@@ -93,5 +98,5 @@ def require_endpoint(settings: Settings, base_url: str) -> Probe:
 
 def _opener(base_url: str) -> urllib.request.OpenerDirector:
     # A proxy has no business with what is on this machine.
-    is_local = urlsplit(base_url).hostname in ("localhost", "127.0.0.1", "::1")
-    return urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if is_local else []))
+    handlers = [urllib.request.ProxyHandler({})] if is_local(base_url) else []
+    return urllib.request.build_opener(*handlers)

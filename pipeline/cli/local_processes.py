@@ -46,12 +46,19 @@ class LocalProcesses:
         self._children = Children(self.settings.data_dir)
         self._own: list[Child] = []
 
-    def start(self, *, workers: int, options: WorkerOptions) -> None:
-        """Start workers, and a controller unless one stays here already."""
+    def start(self, *, workers: int, options: WorkerOptions, queue: str | None = None) -> None:
+        """Start workers, and a controller unless one stays here already.
+
+        Args:
+            workers: How many.
+            options: How they are run.
+            queue: Where they take requests from; None: as the settings say.
+        """
         if CONTROLLER not in {child.kind for child in self.staying()}:
             self._spawn(CONTROLLER, [CONTROLLER], with_database=True)
         for _ in range(workers):
-            self._spawn(WORKER, [WORKER, *_arguments(options)], with_database=False)
+            arguments = [*_arguments(options), *(["--queues", queue] if queue else [])]
+            self._spawn(WORKER, [WORKER, *arguments], with_database=False)
 
     def staying(self) -> list[Child]:
         """Return what runs in the background here, on the same servers."""

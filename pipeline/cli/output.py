@@ -6,6 +6,7 @@ through `safe_text`, so that it cannot drive a terminal.
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import sys
@@ -23,10 +24,18 @@ E_MUST_ASK = "E131"
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
+def write_in_any_encoding() -> None:
+    """Let no text fail for want of a character where the locale is not UTF-8."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and not _writes_unicode(stream):
+            stream.reconfigure(errors="replace")
+
+
 def print_json(document: Any) -> None:
     """Print one document on stdout."""
     # A terminal must not be driven by what stands in a text; a program wants the text.
-    text = json.dumps(document, ensure_ascii=sys.stdout.isatty(), default=str)
+    is_escaped = sys.stdout.isatty() or not _writes_unicode(sys.stdout)
+    text = json.dumps(document, ensure_ascii=is_escaped, default=str)
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
@@ -111,6 +120,10 @@ def confirm(question: str, *, yes: bool) -> None:
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise Refused("Nothing was changed.", code=E_MUST_ASK)
+
+
+def _writes_unicode(stream: TextIO) -> bool:
+    return (stream.encoding or "utf-8").lower().replace("-", "") == "utf8"
 
 
 def number(value: float | None, digits: int = 3) -> str:

@@ -16,6 +16,7 @@ import typer
 from pipeline.cli.deployment import Deployment, open_deployment, settings_of
 from pipeline.cli.endpoint import endpoint_of, require_endpoint
 from pipeline.cli.local_processes import LocalProcesses
+from pipeline.cli.local_queue import request_queue, stored_queue
 from pipeline.cli.options import Json, RunName, WorkerOptions, takes
 from pipeline.cli.output import note, print_json
 from pipeline.cli.progress import wait_for_run
@@ -68,6 +69,9 @@ def run(
     environment = _prepare(settings, config, local)
     require_source(options)
     slug = options.run or new_slug(name_and_split(options)[0])
+    if wait and workers:
+        queue = request_queue(settings, config, local, slug=slug)
+        config = config.model_copy(update={"queue": queue})
 
     def enqueue(deployment: Deployment) -> Run:
         report, skipped = enqueue_dataset(deployment, options, config, slug=slug)
@@ -83,14 +87,15 @@ def run(
 
     _run_here(
         settings,
+        slug,
         enqueue,
+        queue=config.queue,
         environment=environment,
         local=local,
         workers=workers,
         wait=wait,
         wait_timeout_s=wait_timeout_s,
         as_json=as_json,
-        go_on=f"rollout resume {slug}",
     )
 
 
@@ -116,14 +121,15 @@ def resume(
         config = config.model_copy(update={"base_url": base_url})
     _run_here(
         settings,
+        found.slug,
         lambda _: found,
+        queue=config.queue,
         environment=_prepare(settings, config, local),
         local=local,
         workers=workers,
         wait=wait,
         wait_timeout_s=wait_timeout_s,
         as_json=as_json,
-        go_on=f"rollout resume {found.slug}",
     )
 
 
@@ -163,30 +169,41 @@ def _resumable(deployment: Deployment, name: str) -> Run:
 
 def _run_here(
     settings: Settings,
+    slug: str,
     begin: Callable[[Deployment], Run],
     *,
+    queue: str,
     environment: dict[str, str],
     local: WorkerOptions,
     workers: int,
     wait: bool,
     wait_timeout_s: float | None,
     as_json: bool,
-    go_on: str,
 ) -> None:
     """Start processes, begin a run, wait for it, stop the processes."""
+    if wait:
+        # What ends with this run leaves other runs alone: their rollouts, tokens and errors.
+        environment = environment | {"ROLLOUT_DISPATCH__RUNS": json.dumps([slug])}
     signal.signal(signal.SIGTERM, _interrupt)
     with open_deployment(settings, broker=True, create=True) as deployment:
         processes = LocalProcesses(deployment.settings, environment, stays=not wait)
         try:
-            processes.start(workers=workers, options=local)
+            queue = stored_queue(deployment, slug) or queue
+            processes.start(workers=workers, options=local, queue=queue)
             found = begin(deployment)
             if not wait:
                 processes.leave()
                 note(f"It goes on in the background. Follow it: rollout watch {found.slug}")
                 return
-            final = wait_for_run(deployment, found, check=processes.check, timeout_s=wait_timeout_s)
+            final = wait_for_run(
+                deployment,
+                found,
+                check=processes.check,
+                is_stuck=lambda status: _has_failed(status, found.config),
+                timeout_s=wait_timeout_s,
+            )
         except KeyboardInterrupt:
-            _drain(processes, settings, go_on)
+            _drain(processes, settings, f"rollout resume {slug}")
             raise typer.Exit(EXIT_INTERRUPTED) from None
         finally:
             processes.stop()
@@ -236,6 +253,8 @@ def _exit_code(final: RunStatus, config: RunConfig) -> int:
             f"{config.max_error_rate:g}. See: rollout errors {final.run}"
         )
         return EXIT_ERROR_RATE
+    if final.rollouts["failed"]:
+        note(f"{final.rollouts['failed']} rollouts failed. See: rollout errors {final.run}")
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -56,7 +57,9 @@ def down(
     processes = children.find()
     if (running or processes) and not dry_run:
         what = [f"{child.kind} {child.pid}" for child in processes] + running
-        confirm(f"Stop {', '.join(what)}? Data and results stay.", yes=yes)
+        # Nothing is lost by it, so a script need not say that it means it.
+        is_script = not sys.stdin.isatty()
+        confirm(f"Stop {', '.join(what)}? Data and results stay.", yes=yes or is_script)
         _stop(children, processes, drain_s=settings.worker.drain_s)
         services.down()
     document = {

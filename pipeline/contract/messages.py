@@ -19,7 +19,6 @@ SCHEMA = 1
 
 TASK_RUN = "rollout.run"
 TASK_RESCORE = "rollout.rescore"
-DEFAULT_REQUEST_QUEUE = "rollouts"
 COMPLETION_QUEUE = "rollout.completions"
 HEARTBEAT_QUEUE = "rollout.heartbeats"
 

@@ -18,6 +18,9 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from pipeline.contract.errors import SCORED_BY_DEFAULT, Action, ErrorClass
 from pipeline.contract.rollout import RunPurpose
 
+#: Where requests of runs go that name no queue; workers take from it unless told otherwise.
+DEFAULT_REQUEST_QUEUE = "rollouts"
+
 SLUG = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 #: What a run may ask for instead of the table's action, per class that a worker reports.
@@ -111,7 +114,7 @@ class RunConfig(BaseModel):
     )
     priority: int = Field(default=0, ge=-100, le=100, description="Higher runs' rollouts go first.")
     queue: str = Field(
-        default="rollouts", description="Broker queue of the workers that may run it."
+        default=DEFAULT_REQUEST_QUEUE, description="Broker queue of the workers that may run it."
     )
     weight: float = Field(default=1.0, gt=0, description="Share of limits where runs contend.")
     max_in_flight: int | None = Field(
@@ -167,6 +170,11 @@ class RunConfig(BaseModel):
         # Sorted: a configuration that comes out of the store has its keys in another order.
         asked = json.dumps(self.model_dump(mode="json"), sort_keys=True)
         return hashlib.sha256(asked.encode()).hexdigest()[:16]
+
+
+def own_queue_of(slug: str) -> str:
+    """Return the queue of a run that only workers started for it can run."""
+    return f"{DEFAULT_REQUEST_QUEUE}.{slug}"
 
 
 def check_slug(slug: str) -> str:

@@ -144,7 +144,8 @@ class PostgresServer(Server):
 
     def _pid_file(self) -> list[str]:
         try:
-            return (self._data / "postmaster.pid").read_text().splitlines()
+            # Bytes that the locale cannot read may stand in its line with the path.
+            return (self._data / "postmaster.pid").read_text("utf-8", "replace").splitlines()
         except OSError:
             return []
 

@@ -78,7 +78,7 @@ class RedisServer(Server):
 
     def _launch(self, life_lock: int, deadline: float) -> None:
         argv = [_program(), str(self._config)]
-        self._config.write_text(self._configuration())
+        self._config.write_bytes(os.fsencode(self._configuration()))
         since = self._log_size()
         pid = spawn_detached(argv, log=self.log, life_lock=life_lock)
         if self._wait_ready(pid, deadline):

@@ -154,6 +154,7 @@ def _no_access(data_dir: Path, error: OSError) -> ServiceUnavailable:
     return ServiceUnavailable(
         f"The data directory {data_dir} cannot be used.",
         why=f"{error.strerror}: {error.filename or data_dir}.",
-        remedy="It is another user's, or its disk is read-only or has no locks: choose another.",
+        remedy="It is another user's, or its disk is read-only or has no locks: choose another "
+        "with --data-dir or ROLLOUT_DATA_DIR.",
         code="E213",
     )

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from celery import Celery
 
-from pipeline.contract.messages import DEFAULT_REQUEST_QUEUE
+from pipeline.contract.run import DEFAULT_REQUEST_QUEUE
 from pipeline.queue.broker import Broker
 
 

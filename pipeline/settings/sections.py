@@ -68,6 +68,9 @@ class DispatchSettings(_Section):
     max_in_flight: int = Field(
         default=2000, ge=1, description="Attempts on the broker and in workers."
     )
+    runs: tuple[str, ...] = Field(
+        default=(), description="Runs whose rollouts are handed out; none: all."
+    )
     batch_size: int = Field(default=500, ge=1, description="Rollouts claimed in one transaction.")
     poll_s: float = Field(default=1.0, gt=0, description="Slow poll behind the notifications.")
     request_expires_s: float = Field(

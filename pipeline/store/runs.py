@@ -15,7 +15,7 @@ from sqlalchemy.dialects.postgresql import insert
 
 from pipeline.contract.errors import NotFound, Refused
 from pipeline.contract.rollout import RunState, run_id_of
-from pipeline.contract.run import RunConfig
+from pipeline.contract.run import DEFAULT_REQUEST_QUEUE, RunConfig, own_queue_of
 from pipeline.store.tables import runs
 
 
@@ -53,11 +53,10 @@ def create_run(connection: Connection, slug: str, config: RunConfig, *, name: st
         .on_conflict_do_nothing()
     )
     run = get_run(connection, slug)
-    # Not by their digests: what was written as 1e2 comes back as 100.
-    if run.config.model_dump(mode="json") != config.model_dump(mode="json"):
+    if differences := _differences(run, config):
         raise Refused(
             f"Run {slug} exists and asks for something else.",
-            why=f"It differs in: {', '.join(_differences(run.config, config))}.",
+            why=f"It differs in: {', '.join(differences)}.",
             remedy="Choose another name with --run, or repeat the options of the first call.",
         )
     return run
@@ -163,6 +162,10 @@ def _run(row: Row[Any]) -> Run:
     )
 
 
-def _differences(before: RunConfig, after: RunConfig) -> list[str]:
-    old, new = before.model_dump(mode="json"), after.model_dump(mode="json")
+def _differences(run: Run, config: RunConfig) -> list[str]:
+    # Not by their digests: what was written as 1e2 comes back as 100.
+    old, new = run.config.model_dump(mode="json"), config.model_dump(mode="json")
+    if config.queue in (DEFAULT_REQUEST_QUEUE, own_queue_of(run.slug)):
+        # Nobody asked for one: the first call settled it.
+        new["queue"] = old["queue"]
     return [f"{key} ({old[key]!r} → {new[key]!r})" for key in old if old[key] != new[key]]

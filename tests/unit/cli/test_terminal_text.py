@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 
 import pytest
 
-from pipeline.cli.output import confirm, print_error, print_json, print_table, safe_text
+from pipeline.cli.output import (
+    confirm,
+    print_error,
+    print_json,
+    print_table,
+    safe_text,
+    write_in_any_encoding,
+)
 from pipeline.contract.errors import Refused
 
 
@@ -37,6 +45,19 @@ def test_json_for_a_terminal_is_ascii_and_for_a_program_is_not(monkeypatch):
     print_json({"text": "\x9b31m ü"})
     assert json.loads(pipe.getvalue()) == {"text": "\x9b31m ü"}
     assert "ü" in pipe.getvalue()
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_locale_that_lacks_a_character_is_no_error(encoding, monkeypatch):
+    written = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, encoding=encoding))
+    write_in_any_encoding()
+    print_json({"text": "± →"})
+    print_table(("prompt",), [("1 → 2",)])
+    sys.stdout.flush()
+    document, _, table = written.getvalue().partition(b"\n")
+    assert json.loads(document) == {"text": "± →"}
+    assert b"1 ? 2" in table
 
 
 def test_a_table_in_a_pipe_has_no_control_codes(capsys, monkeypatch):
