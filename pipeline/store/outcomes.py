@@ -17,7 +17,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
-from pipeline.contract.errors import StaleCompletion
+from pipeline.contract.errors import ErrorClass, StaleCompletion
 from pipeline.contract.messages import Completion
 from pipeline.contract.rollout import TERMINAL_ROLLOUT_STATES, AttemptState, RolloutState
 from pipeline.contract.run import RunConfig
@@ -81,12 +81,15 @@ _RECORDED = frozenset(
 )
 
 _LOCK = text("""
-SELECT r.rollout_id, r.group_id, r.run_id, r.state, r.attempt_no, r.attempts_used, r.lost_count,
-       a.attempt_no AS said_no, a.state AS attempt_state, now() AS now
+SELECT rollout_id, group_id, run_id, state, attempt_no, attempts_used, lost_count, now() AS now
+FROM rollouts WHERE rollout_id = ANY(:ids) ORDER BY rollout_id FOR UPDATE
+""")
+
+# A statement of its own: what is joined to a row that was waited for is as it was before the wait.
+_SAID = text("""
+SELECT a.rollout_id, a.state
 FROM unnest(CAST(:ids AS uuid[]), CAST(:nos AS integer[])) AS said (id, no)
-JOIN rollouts r ON r.rollout_id = said.id
 JOIN attempts a ON a.rollout_id = said.id AND a.attempt_no = said.no
-ORDER BY r.rollout_id FOR UPDATE OF r
 """)
 
 _CONFIGS = text("SELECT run_id, config FROM runs WHERE run_id = ANY(:ids)")
@@ -124,21 +127,22 @@ def _record(connection: Connection, completions: list[Completion], report: Outco
     if oversampled:
         ids = {completion.rollout_id for completion in completions}
         lock_with_siblings(connection, ids, oversampled)
-    rows = connection.execute(
-        _LOCK,
-        {
-            "ids": [completion.rollout_id for completion in completions],
-            "nos": [completion.attempt_no for completion in completions],
-        },
-    ).all()
-    found = {row.rollout_id: row for row in rows}
+    keys = {
+        "ids": [completion.rollout_id for completion in completions],
+        "nos": [completion.attempt_no for completion in completions],
+    }
+    found = {row.rollout_id: row for row in connection.execute(_LOCK, keys)}
+    attempts = {
+        rollout_id: AttemptState(state) for rollout_id, state in connection.execute(_SAID, keys)
+    }
     policies = {run_id: RetryPolicy.of(config) for run_id, config in configs.items()}
     outcomes: list[Outcome] = []
     for completion in completions:
         row = found.get(completion.rollout_id)
-        if row is None or row.run_id != completion.run_id:
+        state = attempts.get(completion.rollout_id)
+        if row is None or state is None or row.run_id != completion.run_id:
             report.unknown.append(completion)
-        elif row.attempt_state in _RECORDED:
+        elif _is_recorded(state, completion):
             report.duplicate += 1
         else:
             outcomes.append(_weigh(row, completion, policies[row.run_id]))
@@ -152,6 +156,12 @@ def _record(connection: Connection, completions: list[Completion], report: Outco
     write_outcomes(connection, outcomes)
     if ending:
         _settle(connection, [o for o in outcomes if o.ends_rollout], configs, report)
+
+
+def _is_recorded(state: AttemptState, completion: Completion) -> bool:
+    error = completion.error
+    lost = error is not None and error.error_class is ErrorClass.WORKER_LOST
+    return state in _RECORDED or (lost and state is AttemptState.LOST)
 
 
 def _without_surplus(outcomes: list[Outcome], groups: Mapping[UUID, LockedGroup]) -> list[Outcome]:
