@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.faults import controller, injections, trainer, worker
 from benchmarks.faults.deployment import SHORT_LEASE, Deployment, Size
 from benchmarks.faults.figures import Figures, count_figures
-from benchmarks.faults.invariants import find_fast_seconds, find_violations
+from benchmarks.faults.invariants import find_early_calls, find_violations
 from benchmarks.faults.runs import GROUP_SIZE, FaultRun
 from benchmarks.faults.trainer_lives import TrainerLives
 from benchmarks.mock_behaviour import MockBehaviour
@@ -168,7 +168,7 @@ class _Course:
         deployment = self._deployment
         # One worker's clock is wrong from the beginning (C16); two of each service work (C17).
         deployment.fleet.retire(deployment.workers[0])
-        deployment.add_worker(once={worker.SKEW_VARIABLE: "300"})
+        deployment.add_worker({worker.SKEW_VARIABLE: "300"})
         deployment.wait_ready()
         with self.phase(STORM, groups=groups) as run:
             trainers = self._start_trainers(run)
@@ -210,9 +210,9 @@ class _Course:
         deployment = self._deployment
         for member in (*deployment.workers, *deployment.controllers):
             deployment.fleet.retire(member)
-        deployment.add_controller(once={controller.TWICE_VARIABLE: "2"})
+        deployment.add_controller({controller.TWICE_VARIABLE: "2"})
         for _ in range(2):
-            deployment.add_worker(once={worker.TWICE_VARIABLE: "4"})
+            deployment.add_worker({worker.TWICE_VARIABLE: "4"})
         deployment.wait_ready()
         with self.phase(TWICE, groups=groups) as run:
             run.note_fault("C11 duplicated, reordered, delayed")
@@ -240,9 +240,13 @@ class _Course:
             run.wait_running(50)
             run.note_fault("C15 storm of 429, silent calls")
             injections.storm(self._deployment, self._random)
-        times = [call["at"] for call in run.evidence().calls]
-        fast = find_fast_seconds(times, limit_per_s=LIMIT_PER_S, burst=LIMIT_BURST)
-        self._campaign.phases[-1].violations += list(fast)
+        early = find_early_calls(
+            [call["at"] for call in run.evidence().calls],
+            since=run.started_at,
+            limit_per_s=LIMIT_PER_S,
+            burst=LIMIT_BURST,
+        )
+        self._campaign.phases[-1].violations += list(early)
         asyncio.run(self._set_limits(LimitSettings()))
 
     def _start_trainers(self, run: FaultRun) -> list[TrainerLives]:

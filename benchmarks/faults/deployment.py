@@ -147,37 +147,26 @@ class Deployment:
             "ROLLOUT_LLM__TIMEOUT_S": str(size.model_timeout_s),
         }
 
-    def add_controller(
-        self, *only: str, die_at: str | None = None, once: Mapping[str, str] | None = None
-    ) -> Member:
+    def add_controller(self, *lives: Mapping[str, str]) -> Member:
         """Start a controller.
 
         Args:
-            only: Its services; none means all.
-            die_at: `PLACE:N` of `benchmarks.faults.controller`; its next life is an ordinary one.
-            once: Further environment of its first life.
+            lives: Further environment of its first lives; after these it is an ordinary one.
         """
-        flags = [part for name in only for part in ("--only", name)]
-        command = [sys.executable, "-m", controller.__name__, *flags]
-        once = dict(once or {})
-        if die_at is not None:
-            once[controller.DIE_VARIABLE] = die_at
-        return self.fleet.start(CONTROLLER, command, once=once, part=bool(only))
+        return self.fleet.start(CONTROLLER, [sys.executable, "-m", controller.__name__], lives)
 
-    def add_worker(
-        self, *, once: Mapping[str, str] | None = None, concurrency: int | None = None
-    ) -> Member:
+    def add_worker(self, *lives: Mapping[str, str], concurrency: int | None = None) -> Member:
         """Start a worker.
 
         Args:
-            once: Further environment of its first life.
+            lives: Further environment of its first lives; after these it is an ordinary one.
             concurrency: Another than the usual one.
         """
         command = [
             *(sys.executable, "-m", "benchmarks.faults.worker"),
             *("-c", str(concurrency or self.size.concurrency), "--plugin", plugin.__name__),
         ]
-        return self.fleet.start(WORKER, command, once=once, part=concurrency is not None)
+        return self.fleet.start(WORKER, command, lives, part=concurrency is not None)
 
     @property
     def workers(self) -> list[Member]:
@@ -217,8 +206,8 @@ class Deployment:
             return False
 
     def wait_ready(self) -> None:
-        """Wait until the store has heard of as many workers as there are."""
-        self.wait_until(lambda: self._workers_heard() >= len(self.workers), what="workers")
+        """Wait until the store has heard of every member, in its present life."""
+        self.wait_until(self._all_are_heard, what="the members to be heard of")
 
     def wait_until(
         self, condition: Callable[[], Any], *, what: str, timeout_s: float = _START_TIMEOUT_S
@@ -238,15 +227,11 @@ class Deployment:
             time.sleep(_POLL_S)
         return value
 
-    def _workers_heard(self) -> int:
-        # Only those that live: the restarted one has a new name, the old one grows silent.
-        query = text("""
-            SELECT count(*) FROM processes WHERE kind = 'worker' AND capacity > 0
-            AND last_seen_at > now() - make_interval(secs => :recently_s)
-        """)
-        recently_s = 3 * self.size.lease.heartbeat_s
+    def _all_are_heard(self) -> bool:
+        query = text("SELECT process_id FROM processes WHERE kind IN ('worker', 'collector')")
         with self.engine.connect() as connection:
-            return connection.execute(query, {"recently_s": recently_s}).scalar_one()
+            heard = {name.rsplit("-", 2)[1] for name in connection.execute(query).scalars()}
+        return all(str(m.process.pid) in heard for m in (*self.controllers, *self.workers))
 
     def _last_words(self, kind: str) -> str:
         return f"--- {kind}:\n{self.fleet.logs(kind)[-3000:]}"

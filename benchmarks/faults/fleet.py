@@ -27,16 +27,20 @@ class Member:
     name: str
     command: Sequence[str]
     process: OwnProcess
-    odd: bool = False  #: whether its first life is not that of an ordinary member
-    part: bool = False  #: whether it does only a part of what its kind does
+    lives: Sequence[Mapping[str, str]] = ()  #: further environment of its first lives
+    part: bool = False  #: whether it is of another size than its kind
     keep: bool = True
     deaths: list[tuple[float, int]] = field(default_factory=list)  #: when, exit code
     restart_at: float | None = None
 
+    def is_alive(self) -> bool:
+        """Whether its present life goes on."""
+        return self.process.is_alive()
+
     @property
     def is_usual(self) -> bool:
-        """Whether it does all that its kind does, and as the product does it."""
-        return not self.part and (not self.odd or bool(self.deaths))
+        """Whether it is as the others of its kind, and as the product is."""
+        return not self.part and len(self.deaths) >= len(self.lives)
 
 
 class Fleet:
@@ -60,8 +64,8 @@ class Fleet:
         self,
         kind: str,
         command: Sequence[str],
+        lives: Sequence[Mapping[str, str]] = (),
         *,
-        once: Mapping[str, str] | None = None,
         part: bool = False,
         keep: bool = True,
     ) -> Member:
@@ -70,14 +74,14 @@ class Fleet:
         Args:
             kind: `worker`, `controller`, …
             command: Program and arguments.
-            once: Further environment of its first life: a restarted one is an ordinary member.
-            part: Whether it does only a part of what its kind does.
+            lives: Further environment of its first lives; after these it is an ordinary member.
+            part: Whether it is of another size than its kind.
             keep: Whether it is started again when it dies.
         """
         with self._lock:
             name = f"{kind}-{sum(member.kind == kind for member in self._members)}"
-            process = self._spawn(name, command, once or {})
-            member = Member(kind, name, command, process, odd=bool(once), part=part, keep=keep)
+            process = self._spawn(name, command, *lives[:1])
+            member = Member(kind, name, command, process, lives=lives, part=part, keep=keep)
             self._members.append(member)
         return member
 
@@ -85,7 +89,7 @@ class Fleet:
         """Return the members of a kind that are alive."""
         with self._lock:
             found = [member for member in self._members if member.kind == kind]
-        return [member for member in found if member.process.is_alive()]
+        return [member for member in found if member.is_alive()]
 
     def deaths(self) -> dict[str, list[tuple[float, int]]]:
         """Return when members died by themselves, with their exit codes."""
@@ -113,19 +117,21 @@ class Fleet:
         self._closing.set()
         self._supervisor.join()
         with self._lock:
-            members = [member for member in self._members if member.process.is_alive()]
+            members = [member for member in self._members if member.is_alive()]
         for member in members:
             member.process.kill()
 
-    def _spawn(self, name: str, command: Sequence[str], more: Mapping[str, str]) -> OwnProcess:
-        environment = self._environment | dict(more)
+    def _spawn(self, name: str, command: Sequence[str], *more: Mapping[str, str]) -> OwnProcess:
+        environment = {**self._environment}
+        for each in more:
+            environment |= each
         return OwnProcess(name, command, environment, self._logs / f"{name}.log")
 
     def _supervise(self) -> None:
         while not self._closing.wait(_LOOK_EVERY_S):
             with self._lock:
                 for member in self._members:
-                    if member.keep and not member.process.is_alive():
+                    if member.keep and not member.is_alive():
                         self._revive(member)
 
     def _revive(self, member: Member) -> None:
@@ -134,5 +140,7 @@ class Fleet:
             member.deaths.append((wall_clock(), member.process.wait(1)))
             member.restart_at = now + _RESTART_AFTER_S
         elif now >= member.restart_at:
-            member.process = self._spawn(member.name, member.command, {})
+            life = len(member.deaths)
+            more = member.lives[life : life + 1]
+            member.process = self._spawn(member.name, member.command, *more)
             member.restart_at = None

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from random import Random
 
 from kombu import Connection
@@ -47,11 +47,19 @@ def replace_worker(deployment: Deployment, random: Random) -> Member:
 
 def freeze_worker(deployment: Deployment, random: Random) -> None:
     """C3: SIGSTOP of a worker until its leases are over, then SIGCONT."""
-    frozen = random.choice(deployment.workers)
     lease = deployment.size.lease
+    _during(frozen_worker(deployment, random), 1.5 * lease.lease_s + lease.grace_s)
+
+
+@contextmanager
+def frozen_worker(deployment: Deployment, random: Random) -> Iterator[None]:
+    """C3, as long as the caller likes."""
+    frozen = random.choice(deployment.workers)
     frozen.process.signal(signal.SIGSTOP)
-    time.sleep(1.5 * lease.lease_s + lease.grace_s)
-    frozen.process.signal(signal.SIGCONT)
+    try:
+        yield
+    finally:
+        frozen.process.signal(signal.SIGCONT)
 
 
 def lose_messages(deployment: Deployment, random: Random) -> None:
@@ -61,56 +69,71 @@ def lose_messages(deployment: Deployment, random: Random) -> None:
 
 def restart_broker_empty(deployment: Deployment, random: Random) -> None:
     """C5: `kill -9` of the broker, and a new one that knows nothing."""
+    with absent_broker(deployment):
+        pass
+
+
+@contextmanager
+def absent_broker(deployment: Deployment) -> Iterator[None]:
+    """C6: no broker, and afterwards an empty one."""
     deployment.broker.kill()
-    deployment.broker.forget()
-    deployment.broker.start()
+    try:
+        yield
+    finally:
+        deployment.broker.forget()
+        deployment.broker.start()
 
 
-def broker_away(deployment: Deployment, random: Random, *, for_s: float | None = None) -> None:
-    """C6: no broker for several leases."""
-    deployment.broker.kill()
-    time.sleep(for_s if for_s is not None else 3 * deployment.size.lease.lease_s)
-    deployment.broker.forget()
-    deployment.broker.start()
-
-
-def broker_hangs(deployment: Deployment, random: Random, *, for_s: float | None = None) -> None:
+@contextmanager
+def hanging_broker(deployment: Deployment) -> Iterator[None]:
     """C6, the other way: the broker accepts connections and answers nobody."""
     deployment.broker.pause()
-    time.sleep(for_s if for_s is not None else 2 * deployment.size.lease.lease_s)
-    deployment.broker.resume()
+    try:
+        yield
+    finally:
+        deployment.broker.resume()
 
 
 def kill_controller_before_ack(deployment: Deployment, random: Random) -> None:
     """C7: the collector dies between commit and acknowledgement."""
-    kill_controller_at(deployment, controller.BEFORE_ACK, random.randint(1, 3))
+    kill_controller_at(deployment, f"{controller.BEFORE_ACK}:{random.randint(1, 3)}")
 
 
 def kill_controller_before_commit(deployment: Deployment, random: Random) -> None:
     """C8: the collector dies with everything written and nothing committed."""
-    kill_controller_at(deployment, controller.BEFORE_COMMIT, random.randint(1, 3))
+    kill_controller_at(deployment, f"{controller.BEFORE_COMMIT}:{random.randint(1, 3)}")
 
 
 def kill_controller_before_publish(deployment: Deployment, random: Random) -> None:
     """C9: the dispatcher dies with attempts committed and nothing, or half, published."""
     place = random.choice((controller.BEFORE_PUBLISH, controller.HALF_PUBLISHED))
-    kill_controller_at(deployment, place, 1)
+    kill_controller_at(deployment, f"{place}:1")
 
 
-def kill_controller_at(deployment: Deployment, place: str, nth: int) -> Member:
-    """Put a controller in the place of one that runs; it dies where it is told to, once.
+def kill_controller_at(deployment: Deployment, *places: str, timeout_s: float = 20) -> Member:
+    """Put a controller in the place of those that run; each of its lives ends where it is told to.
 
-    Returns it when it has died; that it lives again, as an ordinary one, is the supervisor's
-    business.
+    Returns it when it has died so often; that it lives again, as an ordinary one, is the
+    supervisor's business. A run that ends before it gets there ends the waiting too.
+
+    Args:
+        deployment: Where.
+        places: `PLACE:N` of `benchmarks.faults.controller`.
+        timeout_s: Longest wait for each death.
     """
-    doomed = deployment.add_controller(die_at=f"{place}:{nth}")
-    for member in deployment.controllers:
-        if member is not doomed:
-            deployment.fleet.retire(member)
-    with suppress(TimeoutError):  # a run that ends before it gets there
-        deployment.wait_until(lambda: doomed.deaths, what=f"the death {place}", timeout_s=20)
-        deployment.wait_until(lambda: doomed.process.is_alive(), what="its next life")
-    for _ in range(deployment.size.controllers - len(deployment.controllers)):
+    before = deployment.controllers
+    doomed = deployment.add_controller(*({controller.DIE_VARIABLE: place} for place in places))
+    for member in before:
+        deployment.fleet.retire(member)
+    with suppress(TimeoutError):
+        for number, place in enumerate(places):
+            deployment.wait_until(
+                lambda number=number: len(doomed.deaths) > number,
+                what=f"the death {place}",
+                timeout_s=timeout_s,
+            )
+        deployment.wait_until(doomed.is_alive, what="its next life")
+    for _ in range(deployment.size.controllers - 1):
         deployment.add_controller()
     return doomed
 
@@ -154,10 +177,8 @@ INJECTIONS: dict[str, Injection] = {
     "C3 worker frozen beyond its lease": freeze_worker,
     "C4 broker loses its messages": lose_messages,
     "C5 broker killed, empty restart": restart_broker_empty,
-    "C6 broker away for 20 s": lambda deployment, random: broker_away(deployment, random, for_s=20),
-    "C6 broker hangs for 10 s": lambda deployment, random: broker_hangs(
-        deployment, random, for_s=10
-    ),
+    "C6 broker away for 20 s": lambda deployment, random: _during(absent_broker(deployment), 20),
+    "C6 broker hangs for 10 s": lambda deployment, random: _during(hanging_broker(deployment), 10),
     "C7 collector dies between commit and ack": kill_controller_before_ack,
     "C8 collector dies before commit": kill_controller_before_commit,
     "C9 dispatcher dies between commit and publish": kill_controller_before_publish,
@@ -165,6 +186,11 @@ INJECTIONS: dict[str, Injection] = {
     "C12 undecodable messages": send_garbage,
     "C15 storm of 429, silent calls": storm,
 }
+
+
+def _during(fault: AbstractContextManager[None], for_s: float) -> None:
+    with fault:
+        time.sleep(for_s)
 
 
 def _drained(deployment: Deployment, random: Random) -> None:

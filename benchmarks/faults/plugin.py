@@ -6,11 +6,13 @@ after; a prompt may order a deed that harms its worker. Must not: talk to the pi
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
 from functools import cache
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
 from benchmarks.faults.histories import History, rollout_of
@@ -22,6 +24,8 @@ from workers.rewards.registry import register_reward
 
 NAME = "witnessed"
 ACTOR = "worker"
+
+_LOOK_EVERY_S = 0.05
 
 
 @cache
@@ -40,6 +44,7 @@ class WitnessedAgent(ReActAgent):
         _history().note("start", label=request_id, pid=os.getpid())
         _do(prompt, request_id)
         try:
+            await _pass_gate(prompt)
             trajectory = await super().run_trajectory(
                 prompt, llm_generate_func, request_id, **kwargs
             )
@@ -61,6 +66,13 @@ def witnessed_reward(response: str, trajectory: Trajectory) -> float:
 def expected_reward(rollout: str) -> float:
     """Return the reward that a rollout of this name must end with."""
     return blake2b(rollout.encode(), digest_size=1).digest()[0] / 256
+
+
+async def _pass_gate(prompt: dict[str, Any]) -> None:
+    """Wait for the file that the prompt names, so that a fault need not hurry to hit."""
+    gate = prompt.get("gate")
+    while gate and not Path(gate).exists():
+        await asyncio.sleep(_LOOK_EVERY_S)
 
 
 def _do(prompt: dict[str, Any], label: str) -> None:

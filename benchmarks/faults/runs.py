@@ -40,6 +40,7 @@ class FaultRun:
         groups: Prompts.
         name: Beginning of its slug.
         deeds: Prompt number → further fields, such as `deed`.
+        gated: Whether rollouts, once they run, wait for `open_gate`.
         config: Over the defaults of the fault suite.
     """
 
@@ -50,6 +51,7 @@ class FaultRun:
         groups: int,
         name: str = "run",
         deeds: dict[int, dict[str, Any]] | None = None,
+        gated: bool = False,
         **config: Any,
     ) -> None:
         self.deployment = deployment
@@ -58,16 +60,21 @@ class FaultRun:
         self.groups = groups
         self.faults: list[tuple[float, str]] = []
         self.started_at = wall_clock()
+        self._gate = deployment.folder / f"gate-{self.slug}"
         self._observer = StoreObserver(deployment.engine, self.slug)
         report = enqueue(
             deployment.engine,
             run=self.slug,
             config=self.config,
             source=PromptSource("faults"),
-            prompts=_prompts(groups, deeds or {}),
+            prompts=_prompts(groups, deeds or {}, {"gate": str(self._gate)} if gated else {}),
         )
         self.run_id = report.run.run_id
         self._observer.start()
+
+    def open_gate(self) -> None:
+        """Let the rollouts go on, those that run and those that will."""
+        self._gate.touch()
 
     def note_fault(self, name: str) -> None:
         """Note that a fault begins now."""
@@ -82,6 +89,11 @@ class FaultRun:
         """Return the rollouts by state; nothing while the store is down."""
         query = "SELECT state, count(*) FROM rollouts WHERE run_id = :run_id GROUP BY state"
         return Counter({state: count for state, count in self.rows(query)})
+
+    def count_lost(self) -> int:
+        """Return how often an attempt was given up as lost."""
+        query = "SELECT count(*) FROM events WHERE run_id = :run_id AND reason = 'worker_lost'"
+        return sum(count for (count,) in self.rows(query))
 
     def rows(self, query: str, **values: Any) -> Sequence[Any]:
         """Run a query about this run; no rows while the store is down."""
@@ -146,13 +158,16 @@ def _defaults() -> dict[str, Any]:
     }
 
 
-def _prompts(groups: int, deeds: dict[int, dict[str, Any]]) -> list[Prompt]:
+def _prompts(
+    groups: int, deeds: dict[int, dict[str, Any]], all_have: dict[str, Any]
+) -> list[Prompt]:
     return [
         Prompt(
             number,
             {
                 "content": f"{QUESTION} [row {number}]",
                 "answer": FINAL_ANSWER,
+                **all_have,
                 **deeds.get(number, {}),
             },
         )

@@ -1,4 +1,4 @@
-"""Deployments of their own for the fault suite: one per broker and test process, made when asked.
+"""Deployments of their own for the fault suite: one at a time in a test process, made when asked.
 
 A test that leaves work behind takes its deployment with it; the next one gets a new one.
 """
@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = str(Path(__file__).resolve().parents[2])
-if ROOT not in sys.path:
-    sys.path.append(ROOT)
+ROOT = Path(__file__).resolve().parents[2]
+if str(ROOT) not in sys.path:
+    sys.path.append(str(ROOT))
 
 from fixtures.brokers import missing  # noqa: E402
 
@@ -22,46 +22,53 @@ from benchmarks.faults.servers import BrokerMissing  # noqa: E402
 
 BROKERS = ("redis", "rabbitmq")
 
+#: Nothing here is slow for want of speed: it waits for leases, restarts and a busy machine.
+TIMEOUT_S = 400
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.timeout(TIMEOUT_S))
+
 
 class Deployments:
-    """Keeps one deployment of each broker, as long as it is quiet."""
+    """Keeps the deployment of one broker, as long as it is quiet."""
 
-    def __init__(self) -> None:
-        self._kept: dict[str, Deployment] = {}
+    def __init__(self, broker: str) -> None:
+        self._broker = broker
+        self._kept: Deployment | None = None
 
-    def get(self, broker: str) -> Deployment:
-        if broker not in self._kept:
+    def get(self) -> Deployment:
+        if self._kept is None:
             try:
-                self._kept[broker] = Deployment(broker).__enter__()
+                self._kept = Deployment(self._broker).__enter__()
             except BrokerMissing as error:
                 missing(str(error))
-        return self._kept[broker]
+        assert self._kept is not None
+        return self._kept
 
-    def drop(self, *brokers: str) -> None:
-        for broker in brokers or tuple(self._kept):
-            self._kept.pop(broker).__exit__(None, None, None)
+    def drop(self) -> None:
+        if self._kept is not None:
+            self._kept.__exit__(None, None, None)
+            self._kept = None
 
 
-@pytest.fixture(scope="session")
-def deployments() -> Iterator[Deployments]:
-    deployments = Deployments()
+@pytest.fixture(scope="package", params=BROKERS)
+def deployments(request: pytest.FixtureRequest) -> Iterator[Deployments]:
+    deployments = Deployments(request.param)
     yield deployments
     deployments.drop()
 
 
-@pytest.fixture(scope="session", params=BROKERS)
-def broker_name(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
 @pytest.fixture
-def deployment(deployments: Deployments, broker_name: str) -> Iterator[Deployment]:
+def deployment(deployments: Deployments) -> Iterator[Deployment]:
     """A calm deployment on each broker in turn: the usual members, nothing under way."""
-    deployment = deployments.get(broker_name)
+    deployment = deployments.get()
     deployment.calm()
     yield deployment
     if not deployment.is_quiet():
-        deployments.drop(broker_name)
+        deployments.drop()
 
 
 @pytest.fixture

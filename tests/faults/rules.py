@@ -10,7 +10,7 @@ from benchmarks.faults.invariants import find_violations
 from benchmarks.faults.runs import FaultRun
 
 #: A lease or two, a restart, and a machine that is busy with other tests.
-PATIENCE_S = 75.0
+PATIENCE_S = 150.0
 
 
 def judge(run: FaultRun, *, timeout_s: float = PATIENCE_S) -> Figures:

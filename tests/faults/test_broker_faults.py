@@ -1,23 +1,28 @@
 """A broker may lose everything, or be gone: the store knows what is owed. C4, C5, C6."""
 
 import random
-
-from rules import judge, pids
+import time
 
 from benchmarks.faults import injections
 from benchmarks.faults.deployment import Deployment
 from benchmarks.faults.runs import FaultRun
+from faults.rules import judge, pids
+
+#: Of 64 places in workers; more rollouts than that wait on the broker and in the store.
+FULL = 40
 
 
 def test_messages_that_the_broker_loses_are_sent_again(
     deployment: Deployment, seeded: random.Random
 ):
-    # More than fit into the workers: requests are queued, in flight, and completions under way.
-    run = FaultRun(deployment, groups=16, name="flushed")
-    for share in (0.1, 0.5):
-        run.wait_done(share)
-        run.note_fault("C4")
-        injections.lose_messages(deployment, seeded)
+    run = FaultRun(deployment, groups=16, name="flushed", gated=True)
+    run.wait_running(FULL)
+    run.note_fault("C4")
+    injections.lose_messages(deployment, seeded)  # requests
+    run.open_gate()
+    run.wait_done(0.3)
+    run.note_fault("C4")
+    injections.lose_messages(deployment, seeded)  # completions
     judge(run)
 
 
@@ -25,10 +30,11 @@ def test_everybody_outlives_a_broker_that_dies_and_comes_back_empty(
     deployment: Deployment, seeded: random.Random
 ):
     before = pids(deployment)
-    run = FaultRun(deployment, groups=16, name="emptied")
-    run.wait_running(20)
+    run = FaultRun(deployment, groups=16, name="emptied", gated=True)
+    run.wait_running(FULL)
     run.note_fault("C5")
     injections.restart_broker_empty(deployment, seeded)
+    run.open_gate()
     judge(run)
     assert pids(deployment) == before
 
@@ -37,29 +43,28 @@ def test_an_outage_of_the_broker_is_no_reason_to_try_again(
     deployment: Deployment, seeded: random.Random
 ):
     before = pids(deployment)
-    run = FaultRun(deployment, groups=16, name="away")
-    run.wait_done(0.2)
+    run = FaultRun(deployment, groups=16, name="away", gated=True)
+    run.wait_running(FULL)
     run.note_fault("C6")
-    lost_before = lost(run)
-    injections.broker_away(deployment, seeded)
-    assert lost(run) == lost_before, "judged while nobody could be heard"
+    with injections.absent_broker(deployment):
+        lost_before = run.count_lost()
+        run.open_gate()  # what is done now waits in the workers
+        time.sleep(2 * deployment.size.lease.lease_s)
+        assert run.count_lost() == lost_before, "judged while nobody could be heard"
     figures = judge(run)
     assert pids(deployment) == before
     # What was out at the time may have to be sent again, and only that.
     assert figures.executions <= run.rollouts + deployment.size.max_in_flight
-    assert max(row["attempt_no"] for row in run.evidence().rollouts) <= 3
+    assert max(row["attempt_no"] for row in run.evidence().rollouts) <= 5
 
 
-def test_a_broker_that_answers_nobody_is_waited_for(deployment: Deployment, seeded: random.Random):
+def test_a_broker_that_answers_nobody_is_waited_for(deployment: Deployment):
     before = pids(deployment)
-    run = FaultRun(deployment, groups=8, name="hanging")
-    run.wait_done(0.1)
+    run = FaultRun(deployment, groups=8, name="hanging", gated=True)
+    run.wait_running(FULL)
     run.note_fault("C6")
-    injections.broker_hangs(deployment, seeded)
+    with injections.hanging_broker(deployment):
+        run.open_gate()
+        time.sleep(1.5 * deployment.size.lease.lease_s)
     judge(run)
     assert pids(deployment) == before
-
-
-def lost(run: FaultRun) -> int:
-    query = "SELECT count(*) FROM attempts WHERE run_id = :run_id AND state = 'lost'"
-    return run.rows(query)[0][0]

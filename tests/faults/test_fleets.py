@@ -2,20 +2,21 @@
 
 import random
 
-from rules import judge
-
 from benchmarks.faults import injections
 from benchmarks.faults.deployment import Deployment
 from benchmarks.faults.runs import FaultRun
+from faults.rules import judge
 
 
 def test_two_of_each_service_decide_each_rollout_once(
     deployment: Deployment, seeded: random.Random
 ):
-    for name in ("dispatcher", "collector", "reconciler"):
-        deployment.add_controller(name)
-    run = FaultRun(deployment, groups=32, name="pair")
-    run.wait_done(0.2)
+    deployment.add_controller()
+    deployment.wait_ready()
+    run = FaultRun(deployment, groups=16, name="pair", gated=True)
+    run.wait_running(40)
     run.note_fault("C1")
     injections.kill_worker(deployment, seeded)
+    run.open_gate()
     judge(run)
+    assert run.count_lost() > 0, "both reconcilers had something to decide"

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.faults.evidence import Evidence, Row
 from benchmarks.faults.figures import count_figures
-from benchmarks.faults.invariants import find_fast_seconds, find_violations
+from benchmarks.faults.invariants import find_early_calls, find_violations
 from benchmarks.faults.plugin import expected_reward
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -171,11 +171,14 @@ def test_every_lie_is_seen(number: str, spoil: Callable[[Evidence], None]):
     assert number in {violation.partition(":")[0] for violation in find_violations(evidence)}
 
 
-def test_a_second_with_too_many_calls_is_seen():
+def test_calls_that_are_ahead_of_the_limit_are_seen():
     evenly = [number / 10 for number in range(100)]
-    assert list(find_fast_seconds(evenly, limit_per_s=10, burst=1)) == []
-    bunched = sorted([*evenly, *([5.05] * 3)])
-    assert list(find_fast_seconds(bunched, limit_per_s=10, burst=1)) != []
+    assert list(find_early_calls(evenly, since=0.0, limit_per_s=10, burst=1)) == []
+    # A busy machine: nothing for two seconds, then all that was granted meanwhile.
+    crowded = [max(at, 2.0) for at in evenly]
+    assert list(find_early_calls(crowded, since=0.0, limit_per_s=10, burst=1)) == []
+    early = [at * 0.9 for at in evenly]
+    assert list(find_early_calls(early, since=0.0, limit_per_s=10, burst=1)) != []
 
 
 def test_figures_count_what_was_done_again_and_how_long_it_took():

@@ -1,9 +1,8 @@
 """Code that blocks a worker's loop: the watchdog tells, the lease decides. C13."""
 
-from rules import judge
-
 from benchmarks.faults.deployment import Deployment
 from benchmarks.faults.runs import FaultRun
+from faults.rules import judge
 
 
 def test_a_blocked_loop_is_reported_and_its_rollouts_are_run_elsewhere(deployment: Deployment):

@@ -2,21 +2,23 @@
 
 import random
 
-from rules import judge, pids
-
 from benchmarks.faults import injections
 from benchmarks.faults.deployment import Deployment
 from benchmarks.faults.runs import FaultRun
+from faults.rules import judge, pids
 
 
 def test_services_outlive_a_store_that_stops_in_the_middle(
     deployment: Deployment, seeded: random.Random
 ):
     before = pids(deployment)
-    run = FaultRun(deployment, groups=16, name="stopped")
-    for share in (0.1, 0.4):
-        run.wait_done(share)
-        run.note_fault("C10")
-        injections.restart_store(deployment, seeded)
+    run = FaultRun(deployment, groups=16, name="stopped", gated=True)
+    run.wait_running(40)
+    run.note_fault("C10")
+    injections.restart_store(deployment, seeded)
+    run.open_gate()
+    run.wait_done(0.3)
+    run.note_fault("C10")
+    injections.restart_store(deployment, seeded)
     judge(run)
     assert pids(deployment) == before

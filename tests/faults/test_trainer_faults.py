@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from rules import judge
-
 from benchmarks.faults import trainer
 from benchmarks.faults.deployment import Deployment
 from benchmarks.faults.histories import read_history
 from benchmarks.faults.runs import FaultRun
 from benchmarks.faults.trainer_lives import EVERY_PLACE, TrainerLives
+from faults.rules import judge
 
 CONSUMERS = ("left", "right")
 
