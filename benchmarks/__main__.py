@@ -1,4 +1,4 @@
-"""`python -m benchmarks goals|loops|sweep|capacity`; `rollout bench` runs the goals.
+"""`python -m benchmarks goals|loops|sweep|capacity|soak`; `rollout bench` runs the goals.
 
 Must not: hold any measuring code; `rollout bench` calls the same functions.
 """
@@ -15,6 +15,7 @@ from typing import Any
 from benchmarks import goals, report
 from benchmarks.capacity import measure_capacity
 from benchmarks.loops import compare_loops, sweep_loops, write_sweep_charts
+from benchmarks.soak import measure_soak
 from benchmarks.workloads import WORKLOADS
 
 
@@ -69,6 +70,15 @@ def run_capacity(options: argparse.Namespace) -> None:
         sys.exit("the mock does not serve five times what the fastest client asks for")
 
 
+def run_soak(options: argparse.Namespace) -> None:
+    workload = WORKLOADS[options.workload].resized(rollouts=options.rollouts)
+    found = measure_soak(workload, workers=options.workers, concurrency=options.concurrency)
+    print(report.soak_table(found))
+    _save(options.json, {**found.to_json(), "command": _command(), "machine": report.machine()})
+    if not found.is_flat or found.finished != found.rollouts:
+        sys.exit("memory is not flat, or not all rollouts were finished")
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks")
     commands = parser.add_subparsers(required=True)
@@ -91,9 +101,15 @@ def _parser() -> argparse.ArgumentParser:
     capacity = commands.add_parser("capacity", help="is the mock fast enough?")
     capacity.add_argument("--duration-s", type=float, default=3.0)
     capacity.set_defaults(run=run_capacity)
+    soak = commands.add_parser("soak", help="does memory stay flat over a long run?")
+    soak.add_argument("--workload", choices=sorted(WORKLOADS), default="W0")
+    soak.add_argument("--rollouts", type=int, default=50_000)
+    soak.add_argument("--workers", type=int, default=1)
+    soak.add_argument("--concurrency", type=int, default=500, help="attempts at once in a worker")
+    soak.set_defaults(run=run_soak)
     for command in (loops, sweep):
         command.add_argument("--rollouts", type=int, help="instead of the workload's 1000")
-    for command in (loops, capacity):
+    for command in (loops, capacity, soak):
         command.add_argument("--json", type=Path, help="write all figures to this file")
     return parser
 

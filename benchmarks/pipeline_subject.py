@@ -22,7 +22,7 @@ from sqlalchemy import Engine, text
 
 from benchmarks.mock_behaviour import MockBehaviour
 from benchmarks.mock_server import ROOT, MockServer
-from benchmarks.process_tree import ProcessMeter
+from benchmarks.process_tree import ProcessMeter, resident_bytes
 from benchmarks.subjects import MOCK, Measurement
 from benchmarks.workloads import Workload
 from pipeline.contract.run import RunConfig
@@ -105,6 +105,10 @@ class PipelineSubject:
     def worker_pids(self) -> list[int]:
         """The worker processes."""
         return [pid for name, pid in self._pids.items() if name.startswith("worker")]
+
+    def resident_bytes(self) -> dict[str, int]:
+        """What each process holds in memory now; 0 for one that is gone."""
+        return {name: resident_bytes(pid) for name, pid in self._pids.items()}
 
     def measure(self, workload: Workload, mock: MockServer) -> Measurement:
         """Enqueue the workload as a run of its own and wait until all of it is stored."""

@@ -154,6 +154,11 @@ def read_processes() -> Iterator[ProcessRecord]:
             )
 
 
+def resident_bytes(pid: int) -> int:
+    """What one process holds in memory now, its children not counted; 0 if it is gone."""
+    return _read_kib(pid, "status", "VmRSS:")
+
+
 def _read_kib(pid: int, file: str, field: str) -> int:
     """A field of a status file in bytes; 0 for a process that is gone or hidden from us."""
     for line in _read(f"/proc/{pid}/{file}").splitlines():

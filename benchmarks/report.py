@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.pairs import Comparison
+from benchmarks.soak import PARTS, Soak
 
 _PACKAGES = ("openai", "aiohttp", "uvloop", "celery", "psycopg", "redis", "rollout-pipeline")
 
@@ -100,6 +101,17 @@ def comparison_table(comparisons: Iterable[Comparison]) -> str:
         )
     heads = ["workload", "pair", "CPU ms/rollout", "wall s", "rollouts/s", "peak MiB", "mock saw"]
     return table(heads, rows)
+
+
+def soak_table(found: Soak) -> str:
+    """Each process's memory in MiB over the tenths of a long run, and the last over the second."""
+    rows = [
+        [name, *(f"{held / 2**20:.0f}" for held in parts), f"{found.growth(name):.3f}"]
+        for name, parts in found.memory.items()
+    ]
+    heads = ["MiB", *(f"{number}/{PARTS}" for number in range(1, PARTS + 1)), "last/second"]
+    done = f"{found.finished} of {found.rollouts} rollouts ({found.workload}) in {found.wall_s} s"
+    return f"{table(heads, rows)}\n{done}"
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
