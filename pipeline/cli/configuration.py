@@ -66,6 +66,8 @@ def _leaves(model: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:
         value = getattr(model, name)
         if isinstance(value, BaseModel):
             yield from _leaves(value, f"{prefix}{name}.")
+        elif isinstance(value, dict):
+            yield from ((f"{prefix}{path}", _plain(held)) for path, held in _values({name: value}))
         elif isinstance(value, SecretStr):
             yield prefix + name, hide_secret(value.get_secret_value())
         else:
@@ -75,17 +77,17 @@ def _leaves(model: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:
 def _origins(layers: list[tuple[str, dict[str, Any]]]) -> dict[str, str]:
     found: dict[str, str] = {}
     for source, layer in layers:
-        for name in _names(layer):
+        for name, _ in _values(layer):
             found[name] = source
     return found
 
 
-def _names(layer: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+def _values(layer: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in layer.items():
         if isinstance(value, Mapping):
-            yield from _names(value, f"{prefix}{name}.")
+            yield from _values(value, f"{prefix}{name}.")
         else:
-            yield prefix + name
+            yield prefix + name, value
 
 
 def hide_secret(secret: str) -> str:

@@ -65,7 +65,7 @@ def run(
 ) -> None:
     """Run a dataset through an agent on this machine, and wait for the end."""
     settings = settings_of(ctx)
-    config = run_config(options)
+    config = run_config(options, settings.run)
     environment = _prepare(settings, config, local)
     require_source(options)
     slug = options.run or new_slug(name_and_split(options)[0])

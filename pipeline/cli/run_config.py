@@ -5,8 +5,10 @@ Used by `submit.py`. Must not: ask a server.
 
 from __future__ import annotations
 
+import copy
 import difflib
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pipeline.contract.errors import InputError
@@ -20,8 +22,12 @@ if TYPE_CHECKING:
 E_OPTION = "E106"
 
 
-def run_config(options: SubmitOptions) -> RunConfig:
+def run_config(options: SubmitOptions, defaults: Mapping[str, Any]) -> RunConfig:
     """Return the configuration that the options ask for.
+
+    Args:
+        options: Those of the command.
+        defaults: What the settings say of every run, below the options.
 
     Raises:
         InputError: One of them cannot work.
@@ -30,7 +36,7 @@ def run_config(options: SubmitOptions) -> RunConfig:
 
     from pipeline.contract.run import RunConfig
 
-    values: dict[str, Any] = {}
+    values: dict[str, Any] = copy.deepcopy(dict(defaults))
     for name in ("agent", "model", "base_url", "n", "max_attempts", "max_error_rate", "purpose"):
         _put(values, name, getattr(options, name))
     _put(values, "queue", options.queue)
@@ -42,19 +48,26 @@ def run_config(options: SubmitOptions) -> RunConfig:
         _put(values, f"limits.{name}", getattr(options, name))
     for name in ("temperature", "seed"):
         _put(values, f"sampling.{name}", getattr(options, name))
+    for assignment in options.on_error or ():
+        error_class, action = _halves(assignment, "--on-error CLASS=ACTION")
+        _put(values, f"on_error.{error_class}", action)
     for assignment in options.set or ():
-        field, equals, value = assignment.partition("=")
-        if not equals:
-            raise InputError(
-                f"--set {assignment} has no `=`.",
-                remedy="Write it as --set FIELD=VALUE.",
-                code=E_OPTION,
-            )
+        field, value = _halves(assignment, "--set FIELD=VALUE")
         _put(values, field, _value(value))
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:
         raise _bad_option(error) from error
+
+
+def _halves(assignment: str, form: str) -> tuple[str, str]:
+    left, equals, right = assignment.partition("=")
+    if not equals:
+        option = form.partition(" ")[0]
+        raise InputError(
+            f"{option} {assignment} has no `=`.", remedy=f"Write it as {form}.", code=E_OPTION
+        )
+    return left, right
 
 
 def _put(values: dict[str, Any], path: str, value: Any) -> None:
@@ -79,7 +92,7 @@ def _bad_option(error: ValidationError) -> InputError:
     from pipeline.contract.run import RunConfig
 
     first = error.errors(include_url=False)[0]
-    place = [str(part) for part in first["loc"]]
+    place = [str(part) for part in first["loc"] if part != "[key]"]
     if first["type"] == "extra_forbidden":
         model: Any = RunConfig
         for part in place[:-1]:

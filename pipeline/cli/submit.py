@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipeline.cli.deployment import Deployment, opened
+from pipeline.cli.deployment import Deployment, opened, settings_of
 from pipeline.cli.options import Json, takes
 from pipeline.cli.output import note, print_json
 from pipeline.cli.run_config import run_config
@@ -94,6 +94,12 @@ class SubmitOptions:
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Put rows that cannot be read aside and go on.")
     ] = False
+    on_error: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CLASS=ACTION", help="Change a row of the error table: retry, fail, …"
+        ),
+    ] = None
     set: Annotated[
         list[str] | None,
         typer.Option(metavar="FIELD=VALUE", help="Any field of a run, e.g. limits.max_steps=20."),
@@ -105,7 +111,7 @@ def submit(ctx: typer.Context, options: SubmitOptions, as_json: Json = False) ->
     """Enqueue a dataset for workers that run elsewhere; again, it adds what is missing."""
     from pipeline.cli.known_names import find_unknown
 
-    config = run_config(options)
+    config = run_config(options, settings_of(ctx).run)
     require_source(options)
     with opened(ctx, create=True) as deployment:
         for unknown in find_unknown(config, plugins=deployment.settings.worker.plugins):

@@ -17,8 +17,10 @@ from pydantic import Field, ValidationError
 from pydantic_settings import (
     BaseSettings,
     DotEnvSettingsSource,
+    EnvSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
+    SettingsError,
 )
 
 from pipeline.contract.errors import ConfigError
@@ -66,6 +68,9 @@ class Settings(BaseSettings):
     )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
         default="INFO", description="Least severe line that is logged."
+    )
+    run: dict[str, Any] = Field(
+        default={}, description="Fields of every run made here, where its options name no other."
     )
     database: DatabaseSettings = DatabaseSettings()
     broker: BrokerSettings = BrokerSettings()
@@ -181,9 +186,7 @@ class _Merged(Settings):
 
 
 def _environment() -> dict[str, Any]:
-    from pydantic_settings import EnvSettingsSource
-
-    known = EnvSettingsSource(Settings)()
+    known = _read(EnvSettingsSource(Settings))
     prefix = "ROLLOUT_"
     for name in os.environ:
         section = name.removeprefix(prefix).lower().split("__")[0]
@@ -200,8 +203,19 @@ def _from_dotenv(path: Path) -> dict[str, Any]:
     pairs = {key.upper(): value for key, value in source.env_vars.items() if value}
     layer = _from_aliases(pairs)
     # Other tools share .env: names that are not ours are none of our business.
-    own = {key: value for key, value in source().items() if key in Settings.model_fields}
+    own = {key: value for key, value in _read(source).items() if key in Settings.model_fields}
     return _merge(layer, own)
+
+
+def _read(source: EnvSettingsSource) -> dict[str, Any]:
+    try:
+        return source()
+    except SettingsError as error:
+        raise ConfigError(
+            "A whole section cannot be read from its variable.",
+            why=f"{error}: {error.__cause__}.",
+            remedy="Set its fields one by one, as in ROLLOUT_WORKER__CONCURRENCY=500.",
+        ) from error
 
 
 def _from_aliases(environment: Mapping[str, str]) -> dict[str, Any]:

@@ -5,10 +5,24 @@ Put together by `pipeline.settings.Settings`. Must not: read files or the enviro
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
+from pydantic_settings import NoDecode
+
+
+def _split(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    if value.lstrip().startswith("["):
+        return json.loads(value)
+    return [name for part in value.split(",") if (name := part.strip())]
+
+
+#: A list; in the environment `a,b`, or JSON where a name holds a comma.
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 
 
 class _Section(BaseModel):
@@ -161,13 +175,11 @@ class WorkerSettings(_Section):
     """The worker process."""
 
     concurrency: int = Field(default=100, ge=1, description="Attempts run at once.")
-    queues: tuple[str, ...] = Field(
-        default=("rollouts",), description="Queues to take requests from."
-    )
-    plugins: tuple[str, ...] = Field(
+    queues: Names = Field(default=("rollouts",), description="Queues to take requests from.")
+    plugins: Names = Field(
         default=(), description="Modules (or .py files) that register agents, tools and rewards."
     )
-    allowed_base_urls: tuple[str, ...] = Field(
+    allowed_base_urls: Names = Field(
         default=(), description="Endpoints a run may name besides loopback and llm.base_url."
     )
     drain_s: float = Field(default=30.0, ge=0, description="Time to finish after SIGTERM.")

@@ -59,7 +59,7 @@ def shown(default: object) -> str:
         return ", ".join(default) or "none"
     if isinstance(default, float) and default.is_integer():
         return str(int(default))
-    return "none" if default in (None, "") else str(default)
+    return "none" if default in (None, "", {}) else str(default)
 
 
 def test_every_setting_is_listed_with_its_default() -> None:

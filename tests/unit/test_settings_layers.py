@@ -128,6 +128,55 @@ def test_a_setting_that_cannot_work_is_named_with_its_remedy(folder, toml, what)
         load_settings(start=folder)
 
 
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("my_plugin.py", ("my_plugin.py",)),
+        ("a, b,c ,", ("a", "b", "c")),
+        ('["a,b", "c"]', ("a,b", "c")),
+        ("", ()),
+    ],
+)
+@pytest.mark.parametrize("source", ["environment", "dotenv", "file"])
+def test_a_list_is_written_with_commas_or_as_json(folder, monkeypatch, text, names, source):
+    if source == "environment":
+        monkeypatch.setenv("ROLLOUT_WORKER__PLUGINS", text)
+    elif source == "dotenv":
+        write(folder, f"ROLLOUT_WORKER__PLUGINS='{text}'\n", ".env")
+    else:
+        write(folder, f"[worker]\nplugins = '{text}'\n")
+    assert load_settings(start=folder).worker.plugins == names
+
+
+@pytest.mark.parametrize("source", ["environment", "dotenv"])
+@pytest.mark.parametrize(
+    ("variable", "what"),
+    [
+        ("ROLLOUT_WORKER__PLUGINS=[a", r"worker\.plugins cannot be '\[a'.*ROLLOUT_WORKER__PLUGINS"),
+        ("ROLLOUT_WORKER=500", "setting worker cannot be 500"),
+        ("ROLLOUT_WORKER=a", "section.*worker.*ROLLOUT_WORKER__CONCURRENCY"),
+    ],
+)
+def test_a_variable_that_cannot_be_read_is_named(folder, monkeypatch, source, variable, what):
+    if source == "environment":
+        monkeypatch.setenv(*variable.split("="))
+    else:
+        write(folder, variable + "\n", ".env")
+    with pytest.raises(ConfigError, match=what):
+        load_settings(start=folder)
+
+
+def test_fields_of_runs_are_kept_as_they_are_written(folder, monkeypatch):
+    write(folder, "[run]\nn = 4\n[run.on_error]\nagent_bug = 'fail'\n")
+    monkeypatch.setenv("ROLLOUT_RUN__ON_ERROR__SANDBOX", "fail")
+    monkeypatch.setenv("ROLLOUT_RUN__MAX_ATTEMPTS", "5")
+    assert load_settings(start=folder).run == {
+        "n": 4,
+        "max_attempts": "5",
+        "on_error": {"agent_bug": "fail", "sandbox": "fail"},
+    }
+
+
 def test_a_misspelt_variable_is_an_error_and_not_ignored(folder, monkeypatch):
     monkeypatch.setenv("ROLLOUT_DATABSE__URL", "postgresql://x")
     with pytest.raises(ConfigError, match=r"ROLLOUT_DATABSE__URL.*Did you mean 'database'"):

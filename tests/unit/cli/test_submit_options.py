@@ -16,7 +16,7 @@ PLAIN = SubmitOptions(dataset="questions.jsonl")
 
 
 def config(**options) -> RunConfig:
-    return run_config(replace(PLAIN, **options))
+    return run_config(replace(PLAIN, **options), {})
 
 
 def test_without_options_a_run_asks_for_its_defaults():
@@ -68,6 +68,43 @@ def test_any_field_can_be_set_as_json_or_text():
     assert asked.on_error == {"agent_timeout": "fail"}
     assert asked.sampling == {"stop": "END"}
     assert asked.max_in_flight == 3
+
+
+def test_rows_of_the_error_table_can_be_changed_one_by_one():
+    asked = config(on_error=["agent_bug=fail", "reward_error=retry"], set=["on_error.sandbox=fail"])
+    assert asked.on_error == {"agent_bug": "fail", "reward_error": "retry", "sandbox": "fail"}
+
+
+@pytest.mark.parametrize(
+    ("assignment", "says"),
+    [
+        ("agent_bug", "--on-error agent_bug has no `=`"),
+        ("agent_bugs=fail", "on_error.agent_bugs cannot be 'agent_bugs'"),
+        ("agent_bug=ignore", "on_error.agent_bug cannot be 'ignore'"),
+        ("model_transport=score", "nothing to score"),
+        ("worker_lost=retry_lost", "cannot be handled by"),
+    ],
+)
+def test_a_row_that_cannot_be_so_is_named(assignment, says):
+    with pytest.raises(InputError, match=re.escape(says)) as refused:
+        config(on_error=[assignment])
+    assert refused.value.code == "E106"
+
+
+def test_what_the_settings_say_of_runs_stands_below_the_options():
+    defaults = {"n": 4, "agent": "react", "on_error": {"sandbox": "fail", "agent_bug": "fail"}}
+    options = replace(PLAIN, n=8, on_error=["agent_bug=retry_free"])
+    asked = run_config(options, defaults)
+    assert (asked.n, asked.agent) == (8, "react")
+    assert asked.on_error == {"sandbox": "fail", "agent_bug": "retry_free"}
+    assert defaults["on_error"] == {"sandbox": "fail", "agent_bug": "fail"}, "as it was"
+
+
+@pytest.mark.parametrize("seconds", ["inf", "nan", "1e300"])
+@pytest.mark.parametrize("field", ["limits.timeout_s", "group_deadline_s", "backoff_max_s"])
+def test_a_time_that_no_clock_can_tell_is_refused(field, seconds):
+    with pytest.raises(InputError, match=re.escape(field)):
+        config(set=[f"{field}={seconds}"])
 
 
 @pytest.mark.parametrize(
