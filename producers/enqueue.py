@@ -19,6 +19,8 @@ from pipeline.store.prompts import PromptSource, add_prompts, count_prompts, sea
 from pipeline.store.runs import Run, create_run
 from producers.datasets import Prompt
 
+E_RUN_NAME = "E122"
+
 CHUNK = 2000
 
 
@@ -59,7 +61,7 @@ def enqueue(
     try:
         check_slug(run)
     except ValueError as error:
-        raise InputError(str(error), code="E115") from error
+        raise InputError(str(error), code=E_RUN_NAME) from error
     stored = transact(engine, lambda connection: create_run(connection, run, config))
     added = read = 0
     for chunk in _chunks(prompts):

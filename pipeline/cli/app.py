@@ -44,6 +44,7 @@ EXIT_BROKEN_PIPE = 141
 
 E_BUG = "E001"
 E_USAGE = "E002"
+E_INTERRUPTED = "E003"
 
 _START = "Start"
 _RUNS = "Runs"
@@ -153,7 +154,7 @@ def run_command(arguments: list[str]) -> int:
         print_error(error.code, error.what, error.why, error.remedy, as_json=as_json)
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
-        print_error("E130", "Interrupted.", as_json=as_json)
+        print_error(E_INTERRUPTED, "Interrupted.", as_json=as_json)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         # Whoever read our output has seen enough; the interpreter must not complain at exit.

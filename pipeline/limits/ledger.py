@@ -18,7 +18,7 @@ from pipeline.limits.settings import LimitSettings
 class LedgerUnavailable(ServiceUnavailable):
     """The ledger does not answer; calls wait until it does."""
 
-    code = "E203"
+    code = "E205"
 
 
 class Reason(StrEnum):

@@ -37,7 +37,7 @@ async def answered(reply: Awaitable[_T] | _T) -> _T:
         raise LedgerUnavailable(
             "The limits in Redis cannot be read or written.",
             why=f"{type(error).__name__}: {error}",
-            remedy="Check that Redis runs and that its URL is right.",
+            remedy="Check that Redis runs, and ROLLOUT_LIMITS__REDIS_URL or ROLLOUT_BROKER__URL.",
         ) from error
 
 

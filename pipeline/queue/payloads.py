@@ -18,6 +18,9 @@ from pipeline.queue.frames import decode_completions, encode_completions
 from pipeline.queue.signing import COMPLETION, Signer
 from pipeline.settings import Settings
 
+E_PAYLOADS = "E203"  #: the store does not answer, or takes nothing more
+E_BODY_GONE = "E206"
+
 
 class PayloadStore(Protocol):
     """Keeps bytes under a key; writing a key again replaces it whole."""
@@ -61,7 +64,7 @@ class FolderPayloads:
                 f"A trajectory could not be written below {self._folder}.",
                 why=error.strerror or str(error),
                 remedy="Free some space, or set ROLLOUT_PAYLOADS__URL to another place.",
-                code="E203",
+                code=E_PAYLOADS,
             ) from error
         return self.uri(key)
 
@@ -74,6 +77,13 @@ class FolderPayloads:
             return path.read_bytes()
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise ServiceUnavailable(
+                f"A trajectory below {self._folder} cannot be read.",
+                why=f"{error.strerror or error}: {path.name}",
+                remedy="Check the folder's owner and disk, or ROLLOUT_PAYLOADS__URL.",
+                code=E_PAYLOADS,
+            ) from error
 
     def uri(self, key: str) -> str:
         """Return a file:// URI."""
@@ -204,7 +214,7 @@ def load_body(uri: str, store: PayloadStore) -> bytes:
             f"The trajectory at {uri} is gone.",
             why="Its object was deleted, or this process looks in another payload store.",
             remedy="Check ROLLOUT_PAYLOADS__URL.",
-            code="E203",
+            code=E_BODY_GONE,
         )
     completions, _ = decode_completions(frame)
     return completions[0].body if completions else b""
@@ -215,5 +225,5 @@ def _s3_unavailable(bucket: str, error: Exception) -> ServiceUnavailable:
         f"The bucket {bucket} does not answer.",
         why=str(error),
         remedy="Check ROLLOUT_PAYLOADS__URL, ROLLOUT_AWS__S3_ENDPOINT_URL and the credentials.",
-        code="E203",
+        code=E_PAYLOADS,
     )

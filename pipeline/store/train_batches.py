@@ -19,6 +19,8 @@ from pipeline.contract.rollout import batch_id_of
 from pipeline.contract.train_batch import BatchSpec
 from pipeline.store.runs import Run
 
+E_TAKEN_OVER = "E133"
+
 
 @dataclass(frozen=True, slots=True)
 class LeasedBatch:
@@ -167,6 +169,7 @@ def _replay(
             f"Step {step} of consumer {consumer} in run {run.slug} is no longer its own.",
             why="Its lease ran out and another consumer took the groups.",
             remedy="Continue from the last committed step with TrainerClient.resume.",
+            code=E_TAKEN_OVER,
         )
     connection.execute(
         text(
@@ -225,6 +228,7 @@ def commit_batches(
             f"Step {lost} of consumer {consumer} cannot be committed.",
             why="Its lease ran out and another consumer took its groups: they would count twice.",
             remedy="Go back to the checkpoint before that step.",
+            code=E_TAKEN_OVER,
         )
     return connection.execute(_COMMIT, key | {"checkpoint_uri": checkpoint_uri}).scalar_one()
 

@@ -86,7 +86,7 @@ def test_an_interruption_inside_a_command_is_130_too(monkeypatch, capsys):
 
     monkeypatch.setattr("pipeline.settings.load_settings", interrupt)
     assert run_command(["status", "--json"]) == 130
-    assert error_of(capsys)["code"] == "E130"
+    assert error_of(capsys)["code"] == "E003"
 
 
 def test_a_setting_that_cannot_work_is_3(monkeypatch, capsys):
