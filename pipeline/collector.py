@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Iterator
 
 from sqlalchemy import Connection, Engine
-from sqlalchemy.exc import DataError, IntegrityError
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 
-from pipeline.contract.errors import QueueUnavailable
+from pipeline.contract.errors import QueueUnavailable, ServiceUnavailable
 from pipeline.contract.messages import Heartbeat
 from pipeline.queue.completions import Delivery, OutcomeConsumer
 from pipeline.queue.frames import encode_completions
@@ -81,9 +81,12 @@ class Collector:
         """Commit a delivery; return the labels of attempts that workers should stop."""
         try:
             return transact(self._engine, lambda c: self._write(c, delivery))
-        except (DataError, IntegrityError) as error:
+        # Broad on purpose: see `_take_in_part`.
+        except Exception as error:
+            if not _is_of_the_message(error):
+                raise
             log.warning(
-                "A delivery cannot be stored whole, its messages one by one: %s", error.orig
+                "A delivery cannot be stored whole, its messages one by one: %s", _reason(error)
             )
         return [label for part in _parts(delivery) for label in self._take_in_part(part)]
 
@@ -91,8 +94,14 @@ class Collector:
         """Commit one message of a delivery; what the store refuses goes to the dead letters."""
         try:
             return transact(self._engine, lambda c: self._write(c, part))
-        except (DataError, IntegrityError) as error:
-            reason = f"The store refused it: {str(error.orig).strip().splitlines()[0]}"
+        # Broad on purpose: a message that nobody can take in would come again for ever, and with
+        # it all its neighbours.
+        except Exception as error:
+            if not _is_of_the_message(error):
+                raise
+            if not isinstance(error, DBAPIError):
+                log.exception("A message cannot be taken in; it goes to the dead letters.")
+            reason = f"The store refused it: {_reason(error)}"
         refused = Delivery(
             malformed=[("completion", reason, encode_completions([c])) for c in part.completions]
             + [("heartbeat", reason, b.model_dump_json().encode()) for b in part.heartbeats]
@@ -149,6 +158,18 @@ class Collector:
             ),
         )
         self._reported_at = time.monotonic()
+
+
+def _is_of_the_message(error: Exception) -> bool:
+    """Say whether the error would be the same the next time: no server is to blame for it."""
+    if isinstance(error, DBAPIError):
+        return isinstance(error, DataError | IntegrityError)
+    return not isinstance(error, ServiceUnavailable)
+
+
+def _reason(error: Exception) -> str:
+    said = str(getattr(error, "orig", error)).strip().splitlines()
+    return said[0] if said else type(error).__name__
 
 
 def _parts(delivery: Delivery) -> Iterator[Delivery]:

@@ -11,11 +11,12 @@ import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from uuid import UUID
 
 from kombu import Connection as BrokerConnection
 from sqlalchemy import Connection, Engine, text
 
-from pipeline.contract.errors import ErrorClass, QueueUnavailable
+from pipeline.contract.errors import ErrorClass, MalformedMessage, QueueUnavailable
 from pipeline.contract.messages import Completion, ErrorRecord
 from pipeline.queue.broker import Broker
 from pipeline.queue.frames import decode_completions
@@ -154,13 +155,21 @@ class Reconciler:
         if self._settings.payloads.mode != "object":
             return None
         key = payload_key(str(attempt.run_id), attempt.label)
-        frame = self._payloads.get(self._payloads.uri(key))
-        if frame is None:
+        try:
+            frame = self._payloads.get(self._payloads.uri(key))
+            completions = decode_completions(frame)[0] if frame is not None else []
+        except MalformedMessage as error:
+            # One bad object must not hold up the judgement of all other attempts.
+            log.warning("The object of %s is not its outcome: %s", attempt.label, error)
             return None
-        completions, _ = decode_completions(frame)
-        if not completions:
-            return None
-        return completions[0].model_copy(update={"body": b""})
+        for completion in completions:
+            if _key(completion) == _key(attempt):
+                return completion.model_copy(update={"body": b""})
+        return None
+
+
+def _key(of: Completion | SilentAttempt) -> tuple[UUID, int]:
+    return of.rollout_id, of.attempt_no
 
 
 def find_codes(silent: Sequence[SilentAttempt], *, unheld: Sequence[int]) -> list[str]:

@@ -28,8 +28,11 @@ WORKER_DIED_WITH_OTHERS = "worker_died_with_others"
 NEVER_HELD = "never_held"
 HELD_NO_MORE = "held_no_more"
 
-#: Attempts after which company is no excuse any more.
+#: Attempts after which company is no excuse any more, nor a worker that went on without it.
 _MOST_SPARED = 50
+
+#: However long a server asks us to wait: a rollout that waits for days is as good as lost.
+_MOST_WAIT_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +158,7 @@ def _after_error(
     attempt_state = _ATTEMPT_STATES.get(error_class, AttemptState.FAILED)
     used, lost = rollout.attempts_used, rollout.lost_count
     if action is Action.RETRY_LOST:
-        lost += _is_suspect(completion)
+        lost += _is_suspect(rollout, completion)
         final = lost >= policy.max_lost
         failures = max(1, lost)
         if final and _is_spared(rollout, completion, policy):
@@ -181,11 +184,10 @@ def _after_error(
             dead_letter=poison,
         )
     require_transition(rollout.state, RolloutState.QUEUED)
-    wait_s = (
-        0.0
-        if error_class is ErrorClass.WORKER_STOPPED
-        else max(completion.error.retry_after_s or 0.0, policy.backoff_s(failures, jitter=jitter))
-    )
+    wait_s = 0.0
+    if error_class is not ErrorClass.WORKER_STOPPED:
+        asked_s = min(max(completion.error.retry_after_s or 0.0, 0.0), _MOST_WAIT_S)
+        wait_s = max(asked_s, policy.backoff_s(failures, jitter=jitter))
     return Transition(
         attempt_state,
         RolloutState.QUEUED,
@@ -197,13 +199,15 @@ def _after_error(
     )
 
 
-def _is_suspect(completion: Completion) -> bool:
-    """Say whether the attempt may have killed a worker."""
+def _is_suspect(rollout: Rollout, completion: Completion) -> bool:
+    """Say whether the attempt may have killed a worker, or vanishes in them again and again."""
     assert completion.error is not None
     code = completion.error.code
     if code in (WORKER_DIED, WORKER_DIED_WITH_OTHERS):
         return True
-    return bool(completion.worker_id) and code not in (NEVER_HELD, HELD_NO_MORE)
+    if code == HELD_NO_MORE:
+        return rollout.attempt_no >= _MOST_SPARED
+    return bool(completion.worker_id) and code != NEVER_HELD
 
 
 def _is_spared(rollout: Rollout, completion: Completion, policy: RetryPolicy) -> bool:

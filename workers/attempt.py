@@ -6,6 +6,7 @@ are single values. Must not: run anything.
 
 from __future__ import annotations
 
+import math
 import time
 import traceback
 from dataclasses import replace
@@ -25,6 +26,7 @@ Phase = Literal["starting", "generating", "scoring", "done"]
 #: Longest traceback and message that are kept; the end of a traceback says the most.
 _MAX_DETAIL_CHARS = 8_000
 _MAX_MESSAGE_CHARS = 2_000
+_MAX_CODE_CHARS = 100
 
 
 class Attempt:
@@ -83,11 +85,11 @@ class Attempt:
         detail = "".join(traceback.format_exception(cause))
         record = ErrorRecord(
             error_class=error.error_class,
-            code=error.code,
+            code=self._clean(str(error.code))[:_MAX_CODE_CHARS],
             message=self._clean(str(error))[:_MAX_MESSAGE_CHARS],
             detail=self._clean(detail)[-_MAX_DETAIL_CHARS:],
             phase=phase,
-            retry_after_s=error.retry_after_s,
+            retry_after_s=_finite(error.retry_after_s),
         )
         return self._completion(*self._packed_or_less(), outcome="failed", error=record)
 
@@ -130,3 +132,7 @@ class Attempt:
             body_bytes=len(body),
             **fields,
         )
+
+
+def _finite(seconds: float | None) -> float | None:
+    return seconds if seconds is not None and math.isfinite(seconds) else None

@@ -29,6 +29,7 @@ from workers.agent_task import run_within
 from workers.agents.function_agent import AnswerShapeError
 from workers.attempt import Attempt
 from workers.core.trajectory import Trajectory
+from workers.foreign_exits import exits_named
 from workers.records import stop_reason_of
 from workers.runtime import Runtime
 from workers.sandbox.base import SandboxFailure
@@ -54,9 +55,11 @@ async def execute(request: RolloutRequest, runtime: Runtime) -> Completion:
     attempt = Attempt(request, runtime.worker_id, redactor=runtime.redactor)
     with runtime.in_flight.entered(attempt):
         try:
-            await run_agent(attempt, runtime)
-            await score_trajectory(attempt)
-            return attempt.succeeded()
+            # What no boundary below has named is no reason to leave the rollout without an outcome.
+            with boundary(AgentError, "unexpected"):
+                await run_agent(attempt, runtime)
+                await score_trajectory(attempt)
+                return attempt.succeeded()
         except RolloutError as error:
             return attempt.failed(error)
         except asyncio.CancelledError:
@@ -113,7 +116,7 @@ async def score_trajectory(attempt: Attempt) -> None:
 
 
 async def _run(agent: Any, attempt: Attempt) -> Any:
-    with boundary(AgentError):
+    with boundary(AgentError), exits_named(AgentError, "agent"):
         try:
             return await agent.run_trajectory(
                 prompt=attempt.request.prompt,
@@ -125,9 +128,6 @@ async def _run(agent: Any, attempt: Attempt) -> Any:
             raise SandboxError(str(error)) from error
         except AnswerShapeError as error:
             raise ContractError(str(error), code="agent_result") from error
-        except SystemExit as error:
-            # Would end the event loop, and with it every other attempt of this worker.
-            raise AgentError(f"The agent called sys.exit({error.code!r}).") from error
 
 
 def _accept(attempt: Attempt, result: Any) -> None:

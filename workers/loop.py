@@ -66,7 +66,12 @@ class LoopThread:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
+        while True:
+            try:
+                return self._loop.run_forever()
+            except (SystemExit, KeyboardInterrupt) as error:
+                # Of a task that foreign code made: its exit would take all attempts along.
+                log.error("A task tried to end the process by %r; the event loop goes on.", error)
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

@@ -127,13 +127,17 @@ class Outbox(threading.Thread):
 
     def _send(self, part: list[Completion]) -> None:
         failures = 0
-        while True:
+        while part:
             try:
                 self._publisher.send_completions(part)
                 for completion in part:
                     self._waiting_since.pop(_key(completion), None)
                 return
-            except QueueUnavailable as error:
+            # Broad on purpose: were this thread to end, heartbeats would hold for ever what waits.
+            except Exception as error:
+                if not isinstance(error, QueueUnavailable):
+                    log.exception("%d completions could not be sent.", len(part))
+                    part = self._encodable(part)
                 failures += 1
                 if time.monotonic() > self._give_up_at:
                     self._write_spool(part)
@@ -145,6 +149,18 @@ class Outbox(threading.Thread):
                         error,
                     )
                 time.sleep(min(_MAX_BACKOFF_S, 0.1 * 2 ** min(failures, 10)))
+
+    def _encodable(self, part: list[Completion]) -> list[Completion]:
+        """Leave out what can never be sent; its lease ends, and its rollout is run again."""
+        kept: list[Completion] = []
+        for completion in part:
+            try:
+                encode_completions([completion])
+                kept.append(completion)
+            except (ValueError, TypeError) as error:
+                log.error("%s has an outcome that cannot be encoded: %s", completion.label, error)
+                self._waiting_since.pop(_key(completion), None)
+        return kept
 
     def _write_spool(self, part: list[Completion]) -> None:
         self._spool.mkdir(parents=True, exist_ok=True)
@@ -160,7 +176,10 @@ class Outbox(threading.Thread):
                 log.error("The spooled completions in %s cannot be read: %s", path, error)
                 continue
             self._send(completions)
-            path.unlink(missing_ok=True)
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                log.error("%s was sent and cannot be removed: %s", path, error)
             log.info("%d spooled completions were sent.", len(completions))
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from pipeline.contract.errors import ContractError, ErrorClass, RewardError, boundary
 from pipeline.contract.messages import RewardPart, storable
 from workers.core.trajectory import Trajectory
+from workers.foreign_exits import exits_named
 from workers.rewards.registry import RewardResult, get_reward, score
 
 SCORING_TRIES = 3
@@ -67,19 +68,15 @@ class Scorer:
         )
 
     async def _once(self, trajectory: Trajectory, prompt: Mapping[str, Any]) -> RewardResult:
-        with boundary(RewardError):
-            try:
-                return await score(
-                    self.name,
-                    response=trajectory.get_final_response(),
-                    prompt=prompt,
-                    trajectory=trajectory,
-                    timeout_s=self.timeout_s,
-                    config=self.config,
-                )
-            except SystemExit as error:
-                # Would end the event loop, and with it all attempts of this worker.
-                raise RewardError(f"The scorer called sys.exit({error.code!r}).") from error
+        with boundary(RewardError), exits_named(RewardError, "scorer"):
+            return await score(
+                self.name,
+                response=trajectory.get_final_response(),
+                prompt=prompt,
+                trajectory=trajectory,
+                timeout_s=self.timeout_s,
+                config=self.config,
+            )
 
 
 def _parts(

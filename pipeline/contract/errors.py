@@ -277,7 +277,15 @@ def boundary(error_type: type[RolloutError], code: str = "") -> Iterator[None]:
     # Broad on purpose: foreign code (agents, tools, rewards) may raise anything, and all of it is
     # this rollout's error, never the worker's. One of the two places that may (docs/architecture).
     except Exception as error:
-        raise error_type(f"{type(error).__name__}: {error}", code=code) from error
+        raise error_type(f"{type(error).__name__}: {_said_by(error)}", code=code) from error
+
+
+def _said_by(error: Exception) -> str:
+    try:
+        return str(error)
+    # Its own __str__ is foreign code too.
+    except Exception as failure:
+        return f"(its text cannot be shown: {type(failure).__name__})"
 
 
 class Action(StrEnum):

@@ -6,13 +6,14 @@ number; the trajectory is a binary body beside them. Never a secret: keys are th
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeVar
+import json
+from typing import Annotated, Any, Literal, TypeVar
 from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pipeline.contract.errors import SCORED_BY_DEFAULT, ErrorClass, MalformedMessage
-from pipeline.contract.rollout import StopReason
+from pipeline.contract.rollout import LABEL_PATTERN, StopReason
 from pipeline.contract.run import AttemptLimits
 
 SCHEMA = 1
@@ -21,6 +22,10 @@ TASK_RUN = "rollout.run"
 TASK_RESCORE = "rollout.rescore"
 COMPLETION_QUEUE = "rollout.completions"
 HEARTBEAT_QUEUE = "rollout.heartbeats"
+
+
+#: A forged one must not lead out of the folders that it names files in.
+Label = Annotated[str, Field(pattern=LABEL_PATTERN)]
 
 
 class _Message(BaseModel):
@@ -40,7 +45,7 @@ class RolloutRequest(_Message):
     rollout_index: int
     n: int
     attempt_no: int = Field(ge=1)
-    label: str
+    label: Label
     prompt: dict[str, Any]
     agent: str
     agent_config: dict[str, Any] = {}
@@ -80,7 +85,7 @@ class RescoreRequest(_Message):
     rollout_index: int
     n: int
     attempt_no: int = Field(ge=1)
-    label: str
+    label: Label
     prompt: dict[str, Any]
     reward: str
     reward_config: dict[str, Any] = {}
@@ -135,7 +140,7 @@ class Completion(_Message):
     group_id: UUID
     rollout_id: UUID
     attempt_no: int = Field(ge=1)
-    label: str
+    label: Label
     worker_id: str
     purpose: Literal["attempt", "rescore"] = "attempt"
     outcome: Literal["succeeded", "failed"]
@@ -206,17 +211,32 @@ def parse_message(kind: type[M], data: bytes | str) -> M:
     try:
         message = kind.model_validate_json(data)
     except ValidationError as error:
+        # A message of the future has fields of the future: its number tells more than they do.
+        _require_schema(kind, _schema_in(data))
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(str(part) for part in first["loc"]) or "the message"
         raise MalformedMessage(
             f"A {kind.__name__} could not be decoded.", why=f"{place}: {first['msg']}."
         ) from error
-    if message.schema_version != SCHEMA:
+    _require_schema(kind, message.schema_version)
+    return message
+
+
+def _require_schema(kind: type[_Message], schema: Any) -> None:
+    if schema != SCHEMA:
         raise MalformedMessage(
-            f"A {kind.__name__} has schema {message.schema_version}; this version reads {SCHEMA}.",
+            f"A {kind.__name__} has schema {schema}; this version reads {SCHEMA}.",
             remedy="Upgrade the process that reads it, then requeue it: rollout dlq requeue",
         )
-    return message
+
+
+def _schema_in(data: bytes | str) -> Any:
+    """Return the schema number of something that is no message we know; ours where it has none."""
+    try:
+        found = json.loads(data)["schema_version"]
+    except (ValueError, TypeError, LookupError, RecursionError):
+        return SCHEMA
+    return found if type(found) is int else SCHEMA
 
 
 def storable(text: str) -> str:

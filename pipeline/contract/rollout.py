@@ -175,6 +175,10 @@ def batch_id_of(run_id: UUID, consumer: str, step: int) -> UUID:
     return _uuid5(run_id.bytes, f"{consumer}\0{step}".encode())
 
 
+#: What a label looks like; it becomes part of file names and object keys.
+LABEL_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,127}$"
+
+
 def label_of(run: str, group_no: int, rollout_index: int, attempt_no: int) -> str:
     """Return the readable name of an attempt, which is also its Celery task id."""
     return f"{run}-g{group_no:06d}-r{rollout_index}-a{attempt_no}"

@@ -21,6 +21,9 @@ from pipeline.contract.rollout import RunPurpose
 #: Where requests of runs go that name no queue; workers take from it unless told otherwise.
 DEFAULT_REQUEST_QUEUE = "rollouts"
 
+#: Longer than any wait that means something, short enough for every clock there is.
+_YEAR_S = 365 * 86_400
+
 SLUG = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 #: What a run may ask for instead of the table's action, per class that a worker reports.
@@ -38,7 +41,7 @@ def _default_reward(given: dict[str, Any]) -> str | None:
 class AttemptLimits(BaseModel):
     """What one attempt may use; reaching one is a stop reason, not an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     max_steps: int | None = Field(
         default=None,
@@ -46,14 +49,18 @@ class AttemptLimits(BaseModel):
         description="Steps of a trajectory: turns, tool results; None: as many as the agent's own.",
     )
     max_tokens: int = Field(default=512, ge=1, description="Tokens of one model response.")
-    timeout_s: float = Field(default=600.0, gt=0, description="Wall clock of the agent phase.")
-    reward_timeout_s: float = Field(default=60.0, gt=0, description="Wall clock of one scoring.")
+    timeout_s: float = Field(
+        default=600.0, gt=0, le=_YEAR_S, description="Wall clock of the agent phase."
+    )
+    reward_timeout_s: float = Field(
+        default=60.0, gt=0, le=_YEAR_S, description="Wall clock of one scoring."
+    )
 
 
 class RunConfig(BaseModel):
     """The configuration of a run."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     purpose: RunPurpose = RunPurpose.TRAIN
     agent: str = Field(default="single_turn", description="Registered name of the agent.")
@@ -97,14 +104,17 @@ class RunConfig(BaseModel):
     group_deadline_s: float | None = Field(
         default=None,
         gt=0,
+        le=_YEAR_S,
         description="Time from a group's first dispatch; then it is ready or dropped as it is.",
     )
     limits: AttemptLimits = AttemptLimits()
     max_attempts: int = Field(default=3, ge=1, description="Executions that count, per rollout.")
     max_lost: int = Field(default=3, ge=1, description="Workers that may die with it: then poison.")
-    backoff_base_s: float = Field(default=1.0, ge=0, description="First wait before a new attempt.")
+    backoff_base_s: float = Field(
+        default=1.0, ge=0, le=_YEAR_S, description="First wait before a new attempt."
+    )
     backoff_max_s: float = Field(
-        default=60.0, ge=0, description="Longest wait before a new attempt."
+        default=60.0, ge=0, le=_YEAR_S, description="Longest wait before a new attempt."
     )
     on_error: dict[ErrorClass, Action] = Field(
         default={}, description="Rows of the error table to change."

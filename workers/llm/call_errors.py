@@ -26,6 +26,8 @@ EXCERPT_CHARS = 400
 #: 4xx that say "later", not "never": request timeout, too early.
 RETRYABLE_4XX = frozenset({408, 425})
 MALFORMED = "malformed_response"
+#: Longest wait a server can ask of us; it holds all calls to the endpoint.
+MOST_RETRY_AFTER_S = 3600.0
 
 # The wordings of OpenAI, vLLM, SGLang, llama.cpp, TGI, Anthropic, Mistral and their gateways.
 # "max_tokens is too large" alone is a bad request: a shorter prompt would not mend it.
@@ -58,8 +60,13 @@ class HttpAnswer(NamedTuple):
 def retry_after_s(headers: Mapping[str, str], *, now: datetime | None = None) -> float | None:
     """Read `retry-after-ms` or `Retry-After` (seconds or an HTTP date); None without a usable one.
 
-    Source: RFC 9110, section 10.2.3.
+    At most an hour. Source: RFC 9110, section 10.2.3.
     """
+    asked_s = _asked_s(headers, now)
+    return None if asked_s is None else min(asked_s, MOST_RETRY_AFTER_S)
+
+
+def _asked_s(headers: Mapping[str, str], now: datetime | None) -> float | None:
     milliseconds = _number(headers.get("retry-after-ms"))
     if milliseconds is not None:
         return milliseconds / 1000

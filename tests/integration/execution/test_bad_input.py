@@ -7,7 +7,7 @@ import json
 import math
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from fixtures.stored_run import StoredRun
 from pyarrow import parquet
 from sqlalchemy import Engine
 
-from pipeline.contract.errors import ErrorClass
+from pipeline.contract.errors import AgentError, ErrorClass
 from pipeline.contract.trajectory import unpack_record
 from pipeline.queue.payloads import FolderPayloads
 from pipeline.store.accounting import check_accounting
@@ -91,11 +91,54 @@ def test_an_agent_that_calls_for_ever_ends_by_its_clock_and_is_scored(engine, ma
 def test_an_agent_that_runs_out_of_memory_is_retried_a_few_times(engine, make_worker):
     @register_agent("hungry")
     async def hungry(prompt: dict[str, Any], llm: Any) -> str:
-        raise MemoryError
+        return str(len(bytearray(2**60)))
 
     story = StoredRun(engine, agent="hungry", max_attempts=2)
     assert outcome(story, make_worker()) == ("failed", None, E.AGENT_BUG, "agent_raised")
     assert story.rollouts()[0]["attempts_used"] == 2
+
+
+class _Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("not even that")
+
+
+class _Outcome(BaseException):
+    """As test runners raise them."""
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (_Unspeakable(), "_Unspeakable: (its text cannot be shown: RuntimeError)"),
+        (asyncio.CancelledError(), "nobody had cancelled it"),
+        (KeyboardInterrupt(), "raised KeyboardInterrupt"),
+        (SystemExit(3), "called sys.exit(3)"),
+        (_Outcome(), "raised _Outcome"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_however_an_agent_ends_its_rollout_has_an_outcome(engine, make_worker, error, says):
+    @register_agent("rude")
+    async def rude(prompt: dict[str, Any], llm: Any) -> str:
+        await asyncio.sleep(0)
+        raise error
+
+    story = StoredRun(engine, agent="rude", max_attempts=2)
+    assert outcome(story, make_worker())[2:] == (E.AGENT_BUG, "agent_raised")
+    assert story.rollouts()[0]["attempts_used"] == 2, "retried, and within the budget"
+    (told,) = story.rows("SELECT DISTINCT error_message FROM attempts")
+    assert says in told["error_message"]
+
+
+def test_a_code_that_an_agent_made_up_is_stored(engine, make_worker):
+    @register_agent("coded")
+    async def coded(prompt: dict[str, Any], llm: Any) -> str:
+        raise AgentError("no", code="a\0b\ud83d" + "c" * 500, retry_after_s=math.inf)
+
+    story = StoredRun(engine, agent="coded", max_attempts=1)
+    code = outcome(story, make_worker())[3]
+    assert (code[:5], len(code)) == ("a\\0b?", 100)
 
 
 @pytest.mark.parametrize("junk", [object(), {1, 2}, b"\xff", 10**5000], ids=type)
@@ -150,8 +193,11 @@ def test_tool_arguments_that_do_not_parse_are_told_to_the_model(engine, make_wor
         ({"score": 1.0}, E.CONTRACT, "reward_type"),
         ([], E.CONTRACT, "reward_type"),
         (SystemExit(1), E.REWARD_ERROR, "reward_raised"),
+        (KeyboardInterrupt(), E.REWARD_ERROR, "reward_raised"),
+        (asyncio.CancelledError(), E.REWARD_ERROR, "reward_raised"),
+        (_Unspeakable(), E.REWARD_ERROR, "reward_raised"),
     ],
-    ids=repr,
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else repr(value),
 )
 def test_a_reward_that_is_none_leaves_an_error_and_no_value(
     engine, make_worker, value, error_class, code
@@ -193,6 +239,7 @@ class Answer:
     status: int = 200
     content_type: str = "application/json"
     body: bytes = b""
+    headers: dict[str, str] = field(default_factory=dict)
 
 
 def chat(content: Any) -> bytes:
@@ -209,6 +256,9 @@ class _Endpoint(BaseHTTPRequestHandler):
         self.send_response(answer.status)
         self.send_header("Content-Type", answer.content_type)
         self.send_header("Content-Length", str(len(answer.body)))
+        for name, value in answer.headers.items():
+            # As UTF-8: what is no Latin letter must not stop the test's own server.
+            self._headers_buffer.append(f"{name}: {value}\r\n".encode())  # pyright: ignore[reportAttributeAccessIssue]
         self.end_headers()
         try:
             self.wfile.write(answer.body)
@@ -262,6 +312,24 @@ def test_an_answer_that_is_no_completion_has_a_class_and_is_no_sample(
     (attempt,) = story.rows("SELECT * FROM attempts")
     assert len(attempt["error_message"]) <= 2000
     assert url in attempt["error_message"]
+
+
+@pytest.mark.parametrize("asked", ["1e300", "99999999999", "-5", "nan", "soon", "\u0663"])
+@pytest.mark.parametrize("client", ["lean", "sdk"])
+def test_no_server_can_make_us_wait_for_more_than_an_hour(
+    engine, make_worker, endpoint, asked, client
+):
+    endpoint.answer = Answer(429, body=b"{}", headers={"Retry-After": asked})
+    url = f"http://127.0.0.1:{endpoint.server_port}/v1"
+    story = StoredRun(engine)
+    make_worker(llm={"base_url": url, "client": client, "max_retries": 0}).work(story)
+    (rollout,) = story.rows(
+        "SELECT *, extract(epoch FROM not_before - now()) AS wait_s FROM rollouts"
+    )
+    assert (rollout["state"], rollout["attempts_used"]) == ("queued", 0)
+    assert rollout["wait_s"] <= 3600
+    if asked in ("1e300", "99999999999"):
+        assert rollout["wait_s"] > 3500
 
 
 NASTY = {

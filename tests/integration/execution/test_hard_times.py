@@ -9,6 +9,7 @@ import logging
 import os
 import shutil
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -176,6 +177,20 @@ def test_a_blocked_loop_is_reported_with_the_line_that_blocks_it(loop, caplog):
     wait_until(lambda: len(sent.beats) > silent_at, 10)
     assert sent.beats[-1].loop_lag_ms >= 1000, "and says afterwards how long it stood still"
     heartbeats.close()
+
+
+def test_a_task_that_exits_does_not_end_the_loop(loop, caplog):
+    async def leaves() -> None:
+        sys.exit(3)
+
+    async def careless_agent() -> str:
+        await asyncio.gather(asyncio.create_task(leaves()), return_exceptions=True)
+        return "done"
+
+    future = loop.submit(careless_agent())
+    wait_until(lambda: "the event loop goes on" in caplog.text, 10)
+    assert loop.call(lambda: 42, timeout_s=5) == 42
+    future.cancel()
 
 
 # Nonsense on the broker

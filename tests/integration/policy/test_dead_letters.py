@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from fixtures.stored_run import StoredRun
 
+from pipeline import retry
 from pipeline.cli.app import run_command
 from pipeline.collector import Collector
 from pipeline.contract.errors import ErrorClass
@@ -177,6 +178,28 @@ def test_what_the_store_refuses_takes_no_neighbour_with_it(tell, collect, cli):
     assert story.states() == {"succeeded": 2, "dispatched": 1}
     (letter,) = letters(cli)
     assert "The store refused it" in letter["reason"]
+
+
+def test_a_message_that_nobody_can_take_in_does_not_come_for_ever(tell, collect, cli, monkeypatch):
+    """Whatever is wrong with one message, in us or in it, its neighbours are recorded."""
+    story = tell(prompts=3)
+    first, second, third = story.claim()
+    decide = retry.decide_after
+
+    def decide_or_fail(rollout: retry.Rollout, completion: Completion, **options: Any) -> Any:
+        if completion.rollout_id == second.rollout_id:
+            raise OverflowError("date value out of range")
+        return decide(rollout, completion, **options)
+
+    said = [story.succeeded(attempt) for attempt in (first, second, third)]
+    with monkeypatch.context() as patched:
+        patched.setattr("pipeline.store.outcomes.decide_after", decide_or_fail)
+        assert collect(story, encode_completions(said)).acknowledged
+    assert story.states() == {"succeeded": 2, "dispatched": 1}
+    (letter,) = letters(cli)
+    assert "date value out of range" in letter["reason"]
+    assert cli("dlq", "requeue", "--all", "--yes")["requeued"][0]["result"] == "recorded"
+    assert story.states() == {"succeeded": 3}
 
 
 def test_a_dry_run_changes_nothing(tell, cli):

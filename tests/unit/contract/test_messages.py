@@ -21,7 +21,7 @@ from pipeline.contract.messages import (
     RolloutRequest,
     parse_message,
 )
-from pipeline.contract.rollout import StopReason
+from pipeline.contract.rollout import LABEL_PATTERN, StopReason
 from pipeline.contract.run import AttemptLimits
 from pipeline.queue.frames import decode_completions, encode_completions
 
@@ -34,6 +34,7 @@ json_values = st.recursive(
     max_leaves=8,
 )
 objects = st.dictionaries(texts, json_values, max_size=3)
+labels = st.from_regex(LABEL_PATTERN, fullmatch=True)
 
 requests = st.builds(
     RolloutRequest,
@@ -43,7 +44,7 @@ requests = st.builds(
     rollout_index=small,
     n=small,
     attempt_no=st.integers(1, 1000),
-    label=texts,
+    label=labels,
     prompt=objects,
     agent=texts,
     agent_config=objects,
@@ -82,7 +83,7 @@ completions = st.builds(
     Completion,
     schema_version=st.just(SCHEMA),
     attempt_no=st.integers(1, 1000),
-    label=texts,
+    label=labels,
     worker_id=texts,
     stop_reason=st.none() | st.sampled_from(StopReason),
     reward=st.none() | finite,
@@ -164,8 +165,18 @@ def test_a_message_of_a_future_schema_is_refused_by_its_number(kind):
         Heartbeat: Heartbeat(worker_id="w", sequence=1),
     }
     future = examples[kind].model_copy(update={"schema_version": SCHEMA + 1}).model_dump_json()
-    with pytest.raises(MalformedMessage, match=rf"schema {SCHEMA + 1}.*reads {SCHEMA}"):
-        parse_message(kind, future)
+    with_more = future[:-1] + ', "a_field_of_the_future": 1}'
+    for data in (future, with_more, with_more.encode()):
+        with pytest.raises(MalformedMessage, match=rf"schema {SCHEMA + 1}.*reads {SCHEMA}"):
+            parse_message(kind, data)
+
+
+@pytest.mark.parametrize("label", ["../../etc/cron.d/x", "/x", "a/b", "a\\b", "", "a\n", "x" * 129])
+def test_a_label_that_leads_elsewhere_is_refused(label):
+    for kind, message in ((RolloutRequest, request()), (Completion, completion())):
+        forged = message.model_copy(update={"label": label}).model_dump_json()
+        with pytest.raises(MalformedMessage, match="label"):
+            parse_message(kind, forged)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,119 @@
+"""An outcome whose message was lost is taken from the payload store before its work is repeated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from fixtures.brokers import BrokerPlace
+from fixtures.stored_run import StoredRun
+from sqlalchemy import Engine, text
+
+from pipeline.contract.messages import Completion
+from pipeline.contract.trajectory import unpack_record
+from pipeline.queue.broker import broker_of
+from pipeline.queue.payloads import PayloadStore, check_out, load_body, open_payloads, payload_key
+from pipeline.reconciler import Reconciler
+from pipeline.store.engine import transact
+from pipeline.store.processes import report_process
+
+
+class Judged:
+    """A run of which every attempt has been silent for long, and a reconciler to judge it."""
+
+    def __init__(self, engine: Engine, settings: Any, *, prompts: int) -> None:
+        self.payloads: PayloadStore = open_payloads(settings)
+        self.story = StoredRun(engine, prompts=prompts)
+        self.attempts = self.story.claim()
+        self.story.beat(*self.attempts)
+        transact(engine, lambda c: c.execute(text("UPDATE attempts SET lease_until = 'epoch'")))
+        transact(engine, lambda c: report_process(c, "c1", "collector", read_up_to_s_ago=0))
+        self._reconciler = Reconciler(engine, broker_of(settings), self.payloads, settings)
+
+    def leave(self, number: int, **fields: Any) -> Completion:
+        """Leave the object of an attempt, as its worker does before it sends the message."""
+        return check_out(self.story.succeeded(self.attempts[number], **fields), self.payloads)
+
+    def judge(self) -> None:
+        try:
+            self._reconciler.step()
+        finally:
+            self._reconciler.close()
+
+
+@pytest.fixture
+def judged(
+    engine: Engine, redis_place: BrokerPlace, make_settings: Callable[..., Any]
+) -> Callable[..., Judged]:
+    def make(*, mode: str = "object", prompts: int = 1, **sections: Any) -> Judged:
+        sections = {"payloads": {"mode": mode}, "lease": {"poll_s": 0.01}, **sections}
+        return Judged(engine, make_settings(redis_place, **sections), prompts=prompts)
+
+    return make
+
+
+def test_what_reached_the_payload_store_is_not_done_again(judged):
+    case = judged(prompts=2)
+    said = case.leave(0, reward=0.5)
+    case.judge()
+    first, second = case.story.rollouts()
+    assert (first["state"], first["reward"], first["attempt_no"]) == ("succeeded", 0.5, 1)
+    assert (second["state"], second["attempt_no"]) == ("queued", 1)
+    (kept,) = case.story.rows("SELECT body, body_uri FROM trajectories")
+    assert (kept["body"], kept["body_uri"]) == (None, said.body_uri)
+    record = unpack_record(load_body(kept["body_uri"], case.payloads))
+    assert record.messages[-1]["content"] == "7"
+
+
+def test_the_message_that_comes_after_all_changes_nothing(judged):
+    case = judged()
+    said = case.leave(0)
+    case.judge()
+    before = case.story.everything()
+    assert case.story.record(said).duplicate == 1
+    assert case.story.everything() == before
+
+
+def test_a_bad_object_holds_up_nobody(judged):
+    """What is not the outcome of this very attempt is left alone, and the rest is judged."""
+    case = judged(prompts=4)
+    case.leave(0)
+    uris = [case.leave(number).body_uri for number in (1, 2)]
+    cut, other = (uri.removeprefix("file://") for uri in uris)
+    with open(cut, "r+b") as file:
+        file.truncate(20)
+    theirs = case.payloads.get(case.payloads.uri(_key(case, 0)))
+    with open(other, "wb") as file:
+        file.write(theirs)
+    case.judge()
+    assert [row["state"] for row in case.story.rollouts()] == [
+        "succeeded",
+        "queued",
+        "queued",
+        "queued",
+    ]
+
+
+def test_without_that_mode_nothing_is_looked_for(judged):
+    case = judged(mode="inline")
+    case.leave(0)
+    case.judge()
+    assert case.story.states() == {"queued": 1}
+
+
+def test_an_object_that_is_not_signed_with_our_key_is_no_outcome(judged):
+    case = judged(broker={"signing_key": "a key that all processes share"})
+    said = case.leave(0, reward=1.0)
+    path = said.body_uri.removeprefix("file://")
+    with open(path, "r+b") as file:
+        file.seek(10)
+        file.write(b"forged")
+    case.judge()
+    assert case.story.states() == {"queued": 1}
+
+
+def _key(case: Judged, number: int) -> str:
+    attempt = case.attempts[number]
+    label = case.story.succeeded(attempt).label
+    return payload_key(str(case.story.run.run_id), label)
