@@ -12,13 +12,14 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pipeline.cli.children import Child, Children
 from pipeline.cli.demo_summary import print_summary, summary_json
 from pipeline.cli.deployment import Deployment, engine_of
 from pipeline.cli.local_processes import LocalProcesses
@@ -28,7 +29,7 @@ from pipeline.cli.progress import wait_for_run
 from pipeline.contract.errors import PipelineError, ServiceUnavailable
 
 if TYPE_CHECKING:
-    from pipeline.cli.children import Child
+    from pipeline.embedded import EmbeddedServices
     from pipeline.settings import Settings
     from pipeline.store.runs import Run
     from pipeline.store.status import RunStatus
@@ -38,6 +39,7 @@ POLICY = "offline-policy"
 
 _POLICY_START_S = 20.0
 _WAIT_S = 120.0
+_CHILDREN_END_S = 10.0
 #: The stand-in's mistakes: enough for every kind of trouble to be seen.
 _POLICY_OPTIONS = ("--wrong", "0.2", "--mishaps", "0.25", "--stall-s", "2")
 
@@ -95,6 +97,7 @@ def _temporary_deployment() -> Iterator[Deployment]:
     # Root's Postgres runs as another account, which must be able to pass through.
     folder.chmod(0o711 if os.geteuid() == 0 else 0o700)
     services = EmbeddedServices(folder / "data", durable=False)
+    tell_ended = _remove_if_killed(services, folder)
     try:
         note("Starting private Postgres and Redis servers …")
         settings = _settings(folder / "data", services.start_postgres(), services.start_redis())
@@ -109,6 +112,44 @@ def _temporary_deployment() -> Iterator[Deployment]:
         note("Stopping and removing everything …")
         services.remove()
         shutil.rmtree(folder, ignore_errors=True)
+        tell_ended()
+
+
+def _remove_if_killed(services: EmbeddedServices, folder: Path) -> Callable[[], None]:
+    """Have a fork clean up where we no longer can; return what tells it that we did.
+
+    It waits on a pipe that the kernel closes when we end.
+    """
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            _wait_and_remove(reader, writer, services, folder)
+        finally:
+            os._exit(0)
+    os.close(reader)
+
+    def tell_ended() -> None:
+        os.write(writer, b"1")
+        os.close(writer)
+        os.waitpid(pid, 0)
+
+    return tell_ended
+
+
+def _wait_and_remove(reader: int, writer: int, services: EmbeddedServices, folder: Path) -> None:
+    _ignore_signals()
+    os.setsid()
+    os.close(writer)
+    with open(os.devnull, "r+b") as nothing:
+        for descriptor in range(3):
+            os.dup2(nothing.fileno(), descriptor)
+    if os.read(reader, 1):
+        return
+    children = Children(folder / "data")
+    children.stop(children.find(), timeout_s=_CHILDREN_END_S)
+    services.remove()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _settings(data_dir: Path, database_url: str, broker_url: str) -> Settings:

@@ -8,6 +8,9 @@ from __future__ import annotations
 import logging
 import sys
 
+#: Libraries that tell every request, connection or step at INFO.
+_TALKATIVE = ("alembic", "amqp", "asyncio", "botocore", "httpcore", "httpx", "openai", "urllib3")
+
 
 def log_to_stderr(level: str) -> None:
     """Send log lines of this severity and above to stderr."""
@@ -17,6 +20,5 @@ def log_to_stderr(level: str) -> None:
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         force=True,
     )
-    # Libraries that tell every request or connection at INFO.
-    for name in ("httpx", "httpcore", "openai", "amqp", "botocore", "urllib3", "asyncio"):
+    for name in _TALKATIVE:
         logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLevelName(level)))
