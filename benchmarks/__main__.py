@@ -9,11 +9,13 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from benchmarks import goals, report
 from benchmarks.capacity import measure_capacity
+from benchmarks.growth import StoreTimes, growth_table, write_growth_charts
 from benchmarks.loops import compare_loops, sweep_loops, write_sweep_charts
 from benchmarks.soak import measure_soak
 from benchmarks.workloads import WORKLOADS
@@ -33,21 +35,24 @@ def run_loops(options: argparse.Namespace) -> None:
 def run_goals(options: argparse.Namespace) -> None:
     figures: list[report.Figure] = []
     comparisons = []
+    times: list[StoreTimes] = []
     if "loops" in options.parts:
         figures, comparisons = goals.measure_loops(pairs=options.pairs)
     for part in options.parts:
         if part in goals.PARTS:
             figures += goals.PARTS[part]()
     if "store" in options.parts:
-        store, times = goals.measure_store(rows=options.rows)
+        store, times = goals.measure_store(rows=options.rows, pairs=options.pairs)
         figures += store
-        for one in times:
-            print(one, file=sys.stderr)
     print(report.figure_table(figures))
     if comparisons:
         print(report.comparison_table(comparisons))
+    if times:
+        print(growth_table(times))
+        if options.plots:
+            print(*write_growth_charts(times, options.plots), sep="\n")
     document = report.to_json(command=_command(), figures=figures, comparisons=comparisons)
-    _save(options.json, document)
+    _save(options.json, document | {"growth": [asdict(one) for one in times]})
 
 
 def run_sweep(options: argparse.Namespace) -> None:
@@ -92,6 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     every.add_argument("--pairs", type=int, default=5)
     every.add_argument("--rows", type=int, default=1_000_000, help="rollouts in the store")
     every.add_argument("--json", type=Path, help="write all figures to this file")
+    every.add_argument("--plots", type=Path, help="folder for SVG of growth")
     every.set_defaults(run=run_goals)
     sweep = commands.add_parser("sweep", help="B1 and B2 over concurrency, with charts")
     sweep.add_argument("--workload", choices=sorted(WORKLOADS), default="W1")

@@ -17,17 +17,12 @@ from uuid import UUID
 
 from sqlalchemy import text
 
+from benchmarks.growth import StoreTimes, measure_growth
 from benchmarks.mock_server import MockServer
 from benchmarks.pairs import Comparison, compare
 from benchmarks.pipeline_subject import PipelineSubject
 from benchmarks.report import Figure
-from benchmarks.store import (
-    StoreTimes,
-    measure_cycles,
-    measure_enqueue,
-    measure_growth,
-    measure_pgbench,
-)
+from benchmarks.store import measure_cycles, measure_enqueue, measure_pgbench
 from benchmarks.store_subject import private_store
 from benchmarks.subjects import BareLoop
 from benchmarks.workloads import WORKLOADS
@@ -161,26 +156,37 @@ def measure_handover() -> list[Figure]:
     ]
 
 
-def measure_store(*, rows: int, prompts: int = 100_000) -> tuple[list[Figure], list[StoreTimes]]:
+def measure_store(
+    *, rows: int, pairs: int, prompts: int = 100_000
+) -> tuple[list[Figure], list[StoreTimes]]:
     """Measure G10 to G13 on one durable server."""
     with private_store() as (engine, folder):
-        ours_s, copy_s = measure_enqueue(engine, prompts=prompts)
-        cycles = measure_cycles(engine, cycles=6400)
-        bench = measure_pgbench(engine, folder)
-        sizes = [1_000, *(size for size in (10_000, 100_000) if size < rows), rows]
-        times = [measure_growth(engine, rollouts=size) for size in sizes]
+        copies = [measure_enqueue(engine, prompts=prompts) for _ in range(min(pairs, 3))]
+        cycles = [
+            (measure_cycles(engine, cycles=1280), measure_pgbench(engine, folder, seconds=2))
+            for _ in range(pairs)
+        ]
+        times = measure_growth(engine, rows=rows)
     small, large = times[0], times[-1]
-    note = f"{rows} rollouts in the store"
+    ours, raw = (median(pair[side] for pair in cycles) for side in (0, 1))
+    enqueue_s, copy_s = (median(pair[side] for pair in copies) for side in (0, 1))
+    enqueued = median(ours_s / copy_s for ours_s, copy_s in copies)
+    cycled = median(ours / bench for ours, bench in cycles)
+    note = f"{rows:,} rollouts in the store, {large.queued:,} queued"
+    pulled = f"{large.pull_ms:.2f} ms / {large.raw_pull_ms:.2f} ms; {note}"
+    grown = [
+        (what, getattr(large, f"{what}_ms") / getattr(small, f"{what}_ms"))
+        for what in ("pull", "claim", "enqueue", "ingest", "export")
+    ]
     return [
         Figure(
             "G10",
-            f"enqueue {prompts} prompts / COPY",
-            ours_s / copy_s,
+            f"enqueue {prompts:,} prompts / COPY",
+            enqueued,
             "",
             5,
             3,
-            True,
-            f"{ours_s:.1f} s / {copy_s:.1f} s",
+            note=f"{enqueue_s:.1f} s / {copy_s:.1f} s",
         ),
         Figure(
             "G11",
@@ -189,23 +195,25 @@ def measure_store(*, rows: int, prompts: int = 100_000) -> tuple[list[Figure], l
             "",
             3,
             2,
-            True,
-            f"{large.pull_ms:.2f} ms / {large.raw_pull_ms:.2f} ms; {note}",
+            note=pulled,
         ),
+        Figure("G11", "pull 8 × 20 KB", large.pull_ms, "ms", 3, None, note=note),
         Figure(
             "G12",
             "store cycles / pgbench",
-            cycles / bench,
+            cycled,
             "",
             0.25,
             0.5,
             False,
-            f"{cycles:.0f}/s / {bench:.0f}/s",
+            f"{ours:.0f}/s / {raw:.0f}/s",
         ),
-        Figure("G13", "pull, growth", large.pull_ms / small.pull_ms, "", 1.5, 1.2, True, note),
-        Figure("G13", "claim, growth", large.claim_ms / small.claim_ms, "", 1.5, 1.2, True, note),
-        Figure("", "status of a run", large.status_ms, "ms", 200, None, True, note),
-        Figure("", "error summary of a run", large.errors_ms, "ms", 200, None, True, note),
+        *(
+            Figure("G13", f"{what}, growth", growth, "", 1.5, 1.2, note=f"over {small.rollouts:,}")
+            for what, growth in grown
+        ),
+        Figure("", "status of a run", large.status_ms, "ms", 200, None, note=note),
+        Figure("", "error summary of a run", large.errors_ms, "ms", 200, None, note=note),
     ], times
 
 

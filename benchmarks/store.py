@@ -1,7 +1,7 @@
-"""The store's benchmarks G10 to G13: enqueue, pull, claim, cycles, and how they grow.
+"""The store's benchmarks G10 and G12: enqueue beside COPY, and cycles beside pgbench.
 
-Each beside the same work in raw SQL, COPY or pgbench, in one run on one durable server. Must not:
-use a shortcut the pipeline does not take.
+On one durable server; how the store grows is measured by `growth.py`. Must not: use a shortcut the
+pipeline does not take.
 """
 
 from __future__ import annotations
@@ -10,26 +10,21 @@ import importlib.util
 import io
 import subprocess
 import uuid
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from time import perf_counter
 from typing import Any
 
 from sqlalchemy import Engine, text
 
-from benchmarks.store_subject import GROUP, body, fill
+from benchmarks.store_subject import body
 from pipeline.contract.messages import Completion, RewardPart
 from pipeline.contract.rollout import StopReason
 from pipeline.contract.run import RunConfig
-from pipeline.contract.train_batch import BatchSpec
 from pipeline.store.engine import transact
 from pipeline.store.outcomes import record_outcomes
 from pipeline.store.prompts import PromptSource
 from pipeline.store.rollouts import ClaimedAttempt, claim
 from pipeline.store.runs import Run
-from pipeline.trainer.client import TrainerClient
 from producers.datasets import Prompt
 from producers.enqueue import enqueue
 
@@ -37,24 +32,11 @@ _BATCH = 32
 _TABLES = ("prompts", "groups", "rollouts")
 
 
-@dataclass(frozen=True, slots=True)
-class StoreTimes:
-    """What the store takes at one size, in milliseconds (cycles: per second)."""
-
-    rollouts: int
-    pull_ms: float
-    raw_pull_ms: float
-    claim_ms: float
-    ingest_ms: float
-    status_ms: float
-    errors_ms: float
-
-
 def measure_enqueue(engine: Engine, *, prompts: int, n: int = 1) -> tuple[float, float]:
     """Return seconds to enqueue prompts, and to COPY the same rows into tables like ours."""
     run = f"enqueue-{uuid.uuid4().hex[:6]}"
     started = perf_counter()
-    _enqueue(engine, run, prompts=prompts, n=n)
+    enqueue_prompts(engine, run, prompts=prompts, n=n)
     ours_s = perf_counter() - started
     with engine.connect() as connection:
         cursor: Any = connection.connection.cursor()
@@ -76,38 +58,6 @@ def measure_enqueue(engine: Engine, *, prompts: int, n: int = 1) -> tuple[float,
         return ours_s, perf_counter() - started
 
 
-def measure_growth(engine: Engine, *, rollouts: int, repeats: int = 200) -> StoreTimes:
-    """Fill the store to a size, then time pull, claim, ingest and status on a run of today."""
-    fill(engine, rollouts=rollouts)
-    name = f"today-{rollouts}-{uuid.uuid4().hex[:4]}"
-    # One half is pulled by the trainer's client, the other by raw SQL; and warm-up for both.
-    run = _enqueue(engine, name, prompts=2 * repeats + 40, n=GROUP)
-    claim_ms, ingest_ms = _finish_all(engine, run)
-    with engine.connect() as connection:
-        connection.execution_options(isolation_level="AUTOCOMMIT").execute(text("ANALYZE"))
-    client = TrainerClient(engine, run=name, consumer="bench")
-    spec = BatchSpec(groups=1)
-    for step in range(20):
-        client.pull(step, spec)
-    pull_ms, raw_ms = [], []
-    raw = engine.connect()
-    for number in range(20):
-        _raw_pull(raw, run, f"warm-{number}")
-    for step in range(repeats):
-        pull_ms.append(_ms(lambda step=step: client.pull(20 + step, spec)))
-        raw_ms.append(_ms(lambda step=step: _raw_pull(raw, run, str(step))))
-    raw.close()
-    return StoreTimes(
-        rollouts=rollouts,
-        pull_ms=median(pull_ms),
-        raw_pull_ms=median(raw_ms),
-        claim_ms=claim_ms,
-        ingest_ms=ingest_ms,
-        status_ms=_time_status(engine, "past"),
-        errors_ms=_time_errors(engine, "past"),
-    )
-
-
 def measure_cycles(engine: Engine, *, cycles: int) -> float:
     """Return store cycles a second: insert, claim, complete with 20 KB, in batches of 32."""
     prompts = [
@@ -125,7 +75,8 @@ def measure_cycles(engine: Engine, *, cycles: int) -> float:
         run = report.run
         claimed = transact(engine, lambda c, run=run: claim(c, run, most=_BATCH, lease_s=60))
         done = [
-            _completion(run, attempt, data) for attempt, data in zip(claimed, bodies, strict=False)
+            completion_of(run, attempt, data)
+            for attempt, data in zip(claimed, bodies, strict=False)
         ]
         transact(engine, lambda c, done=done: record_outcomes(c, done))
     return cycles / (perf_counter() - started)
@@ -178,7 +129,8 @@ COMMIT;
     return float(line.split()[2]) * _BATCH
 
 
-def _enqueue(engine: Engine, run: str, *, prompts: int, n: int) -> Run:
+def enqueue_prompts(engine: Engine, run: str, *, prompts: int, n: int) -> Run:
+    """Enqueue small prompts as the producers do."""
     rows = (
         Prompt(number, {"content": f"question {number} {'x' * 200}", "answer": str(number)})
         for number in range(prompts)
@@ -187,23 +139,8 @@ def _enqueue(engine: Engine, run: str, *, prompts: int, n: int) -> Run:
     return enqueue(engine, run=run, config=RunConfig(n=n), source=source, prompts=rows).run
 
 
-def _finish_all(engine: Engine, run: Run) -> tuple[float, float]:
-    """Claim and complete every rollout of a run in batches of 256; return both medians in ms."""
-    claim_ms, ingest_ms = [], []
-    data = body()
-    while True:
-        started = perf_counter()
-        claimed = transact(engine, lambda c: claim(c, run, most=256, lease_s=60))
-        if not claimed:
-            return median(claim_ms), median(ingest_ms)
-        claim_ms.append((perf_counter() - started) * 1000)
-        done = [_completion(run, attempt, data) for attempt in claimed]
-        ingest_ms.append(
-            _ms(lambda done=done: transact(engine, lambda c: record_outcomes(c, done)))
-        )
-
-
-def _completion(run: Run, attempt: ClaimedAttempt, data: bytes) -> Completion:
+def completion_of(run: Run, attempt: ClaimedAttempt, data: bytes) -> Completion:
+    """Return what a worker says of a good attempt with this body."""
     return Completion(
         run_id=run.run_id,
         group_id=attempt.group_id,
@@ -222,60 +159,6 @@ def _completion(run: Run, attempt: ClaimedAttempt, data: bytes) -> Completion:
         body=data,
         body_bytes=len(data),
     )
-
-
-def _raw_pull(connection: Any, run: Run, step: str) -> None:
-    """Do what a pull does, as raw SQL in one transaction: pick, mark, record, read."""
-    cursor = connection.connection.cursor()
-    batch_id = uuid.uuid4()
-    cursor.execute(
-        "SELECT group_id FROM groups WHERE run_id = %s AND state = 'ready'"
-        " ORDER BY min_version, group_no LIMIT 1 FOR UPDATE SKIP LOCKED",
-        (run.run_id,),
-    )
-    group_id = cursor.fetchone()[0]
-    cursor.execute(
-        "INSERT INTO train_batches (batch_id, run_id, consumer, trainer_step, state, lease_until)"
-        " VALUES (%s, %s, %s, 0, 'leased', now() + interval '1 hour')",
-        (batch_id, run.run_id, f"raw-{step}"),
-    )
-    cursor.execute(
-        "UPDATE groups SET state = 'leased', train_batch_id = %s WHERE group_id = %s",
-        (batch_id, group_id),
-    )
-    cursor.execute("INSERT INTO train_batch_groups VALUES (%s, 0, %s)", (batch_id, group_id))
-    cursor.execute(
-        "SELECT r.rollout_index, r.reward, t.body FROM rollouts r"
-        " JOIN trajectories t ON t.rollout_id = r.rollout_id AND t.attempt_no = r.winner_attempt_no"
-        " WHERE r.group_id = %s ORDER BY r.rollout_index",
-        (group_id,),
-    )
-    cursor.fetchall()
-    connection.commit()
-
-
-def _time_status(engine: Engine, run: str) -> float:
-    from pipeline.store.runs import get_run
-    from pipeline.store.status import run_status
-
-    return _median_ms(lambda: transact(engine, lambda c: run_status(c, get_run(c, run))))
-
-
-def _time_errors(engine: Engine, run: str) -> float:
-    from pipeline.store.runs import get_run
-    from pipeline.store.status import run_stats
-
-    return _median_ms(lambda: transact(engine, lambda c: run_stats(c, get_run(c, run))))
-
-
-def _median_ms(work: Callable[[], object], repeats: int = 7) -> float:
-    return median(_ms(work) for _ in range(repeats))
-
-
-def _ms(work: Callable[[], object]) -> float:
-    started = perf_counter()
-    work()
-    return (perf_counter() - started) * 1000
 
 
 def _pgbench() -> Path:

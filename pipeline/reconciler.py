@@ -34,6 +34,7 @@ from pipeline.store.outcomes import OutcomeReport, record_outcomes
 from pipeline.store.processes import read_up_to
 from pipeline.store.rollouts import SilentAttempt, silent_attempts
 from pipeline.store.runs import list_queues
+from pipeline.store.tallies import fold_tallies
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +42,8 @@ log = logging.getLogger(__name__)
 _MOST_OVERDUE = 500
 #: Looks at the queues that are remembered until they are old enough to prove something.
 _MOST_LOOKS = 256
+#: Seconds between two foldings of the tallies; readers sum what has piled up meanwhile.
+_FOLD_EVERY_S = 10.0
 
 
 class Reconciler:
@@ -59,6 +62,7 @@ class Reconciler:
         self._empty_looks: deque[datetime] = deque(maxlen=_MOST_LOOKS)
         #: When suspects that no worker had announced were given up, and how often lost before.
         self._unheld: list[tuple[float, int]] = []
+        self._folded_at = time.monotonic()
 
     def step(self) -> None:
         """Give up what is silent, then wait."""
@@ -73,6 +77,9 @@ class Reconciler:
                 report.retried,
                 report.failed,
             )
+        if time.monotonic() - self._folded_at >= _FOLD_EVERY_S:
+            transact(self._engine, fold_tallies)
+            self._folded_at = time.monotonic()
         time.sleep(self._settings.lease.poll_s)
 
     def close(self) -> None:

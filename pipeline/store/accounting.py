@@ -13,6 +13,7 @@ from uuid import UUID
 from sqlalchemy import Connection, text
 
 from pipeline.contract.rollout import GroupState
+from pipeline.store.tallies import TALLY_RULES
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +60,9 @@ class Accounting:
 
 
 _GROUPS = text("""
-SELECT runs.next_group_no AS enqueued, g.state, g.drop_reason, count(g.group_id) AS n,
+SELECT runs.next_group_no AS enqueued, g.state, g.drop_reason, coalesce(sum(g.n), 0) AS n,
        coalesce(sum(g.n_rollouts), 0) AS rollouts, coalesce(sum(g.n_cut), 0) AS cut
-FROM runs LEFT JOIN groups g USING (run_id) WHERE run_id = :run_id
+FROM runs LEFT JOIN group_tallies g USING (run_id) WHERE run_id = :run_id
 GROUP BY runs.next_group_no, g.state, g.drop_reason
 """)
 
@@ -69,7 +70,9 @@ GROUP BY runs.next_group_no, g.state, g.drop_reason
 def account(connection: Connection, run_id: UUID) -> Accounting:
     """Return where the groups of a run are."""
     rows = connection.execute(_GROUPS, {"run_id": run_id}).all()
-    by_state = {state: sum(row.n for row in rows if row.state == state) for state in GroupState}
+    by_state = {
+        state: sum(int(row.n) for row in rows if row.state == state) for state in GroupState
+    }
     return Accounting(
         enqueued=rows[0].enqueued if rows else 0,
         open=by_state[GroupState.OPEN],
@@ -77,7 +80,9 @@ def account(connection: Connection, run_id: UUID) -> Accounting:
         leased=by_state[GroupState.LEASED],
         consumed=by_state[GroupState.CONSUMED],
         dropped={
-            row.drop_reason or "unknown": row.n for row in rows if row.state == GroupState.DROPPED
+            row.drop_reason or "unknown": int(row.n)
+            for row in rows
+            if row.state == GroupState.DROPPED and row.n
         },
         rollouts=sum(int(row.rollouts) for row in rows),
         cut=sum(int(row.cut) for row in rows),
@@ -144,6 +149,7 @@ _RULES = {
           AND NOT EXISTS (SELECT FROM attempts a WHERE a.rollout_id = r.rollout_id
                           AND a.attempt_no = r.attempt_no AND a.state IN ('dispatched', 'running'))
         """,
+    **TALLY_RULES,
 }
 
 

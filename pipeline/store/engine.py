@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psycopg
-from sqlalchemy import Connection, Engine, create_engine, make_url, text
+from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from pipeline.contract.errors import ConfigError, StoreUnavailable
@@ -22,6 +22,9 @@ READY_CHANNEL = "rollout_ready"
 
 #: deadlock_detected, serialization_failure: the same transaction will do better the next time.
 _RETRYABLE = frozenset({"40P01", "40001"})
+
+#: Execution option of statements that return bodies: sent as they are, not as hexadecimal digits.
+BINARY = "binary_results"
 
 T = TypeVar("T")
 
@@ -41,7 +44,7 @@ def open_engine(url: str, *, pool_size: int = 5, connect_timeout_s: float = 10) 
             f"The database is {parsed.get_backend_name()}; the trajectory store needs PostgreSQL.",
             remedy="Set ROLLOUT_DATABASE__URL=postgresql://user@host/name, or unset it.",
         )
-    return create_engine(
+    engine = create_engine(
         parsed.set(drivername="postgresql+psycopg"),
         pool_size=pool_size,
         max_overflow=pool_size,
@@ -52,6 +55,15 @@ def open_engine(url: str, *, pool_size: int = 5, connect_timeout_s: float = 10) 
             "prepare_threshold": 0,
         },
     )
+    event.listen(engine, "before_cursor_execute", _choose_format)
+    return engine
+
+
+def _choose_format(
+    _connection: Any, cursor: Any, _statement: Any, _parameters: Any, context: Any, _many: Any
+) -> None:
+    if context.execution_options.get(BINARY):
+        cursor.format = psycopg.pq.Format.BINARY
 
 
 def transact(engine: Engine, work: Callable[[Connection], T], *, tries: int = 3) -> T:

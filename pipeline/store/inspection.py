@@ -50,36 +50,34 @@ WHERE rollout_id = :rollout_id ORDER BY attempt_no, name
 
 _ERRORS_BY_CLASS = text("""
 WITH met AS (
-    SELECT error_class, coalesce(error_code, '') AS code, 1 AS attempts, 0 AS rollouts
-    FROM attempts WHERE run_id = :run_id AND error_class IS NOT NULL
+    SELECT error_class, coalesce(error_code, '') AS code, n AS attempts, 0 AS rollouts
+    FROM attempt_tallies WHERE run_id = :run_id AND error_class IS NOT NULL
     UNION ALL
-    SELECT coalesce(r.error_class, 'unknown'), coalesce(a.error_code, ''), 0, 1
-    FROM rollouts r LEFT JOIN attempts a USING (rollout_id, attempt_no)
-    WHERE r.run_id = :run_id AND r.state = 'failed'
+    SELECT coalesce(error_class, 'unknown'), coalesce(error_code, ''), 0, n
+    FROM rollout_tallies WHERE run_id = :run_id AND state = 'failed'
 ), counted AS (
     SELECT error_class, code, sum(attempts) AS attempts, sum(rollouts) AS rollouts
-    FROM met GROUP BY error_class, code
-), example AS (
-    SELECT DISTINCT ON (a.error_class, a.error_code) a.error_class,
-        coalesce(a.error_code, '') AS code, a.error_message, a.attempt_no, r.group_no,
-        r.rollout_index
-    FROM attempts a JOIN rollouts r USING (rollout_id)
-    WHERE a.run_id = :run_id AND a.error_class IS NOT NULL
-    ORDER BY a.error_class, a.error_code, a.ended_at DESC
+    FROM met GROUP BY error_class, code HAVING (sum(attempts), sum(rollouts)) <> (0, 0)
 )
-SELECT counted.*, e.error_message, e.attempt_no, e.group_no, e.rollout_index
-FROM counted LEFT JOIN example e USING (error_class, code)
+SELECT counted.*, e.error_message, e.attempt_no, r.group_no, r.rollout_index
+FROM counted
+LEFT JOIN LATERAL (
+    SELECT a.rollout_id, a.attempt_no, a.error_message FROM attempts a
+    WHERE a.run_id = :run_id AND a.error_class = counted.error_class
+      AND coalesce(a.error_code, '') = counted.code
+    ORDER BY a.ended_at DESC LIMIT 1) AS e ON true
+LEFT JOIN rollouts r USING (rollout_id)
 ORDER BY rollouts DESC, attempts DESC, error_class, code
 """)
 
 _ERRORS_BY_WORKER = text("""
-SELECT coalesce(worker_id, '(none)') AS worker, count(*) AS attempts,
-    count(error_class) AS errors,
-    (SELECT jsonb_object_agg(error_class, n) FROM (
-        SELECT b.error_class, count(*) AS n FROM attempts b
-        WHERE b.run_id = :run_id AND b.worker_id IS NOT DISTINCT FROM a.worker_id
-          AND b.error_class IS NOT NULL GROUP BY 1) AS counted) AS by_class
-FROM attempts a WHERE run_id = :run_id GROUP BY worker_id ORDER BY errors DESC, worker
+WITH counted AS (
+    SELECT coalesce(worker_id, '(none)') AS worker, error_class, sum(n) AS n
+    FROM attempt_tallies WHERE run_id = :run_id GROUP BY worker, error_class HAVING sum(n) <> 0
+)
+SELECT worker, sum(n) AS attempts, coalesce(sum(n) FILTER (WHERE error_class IS NOT NULL), 0)
+    AS errors, jsonb_object_agg(error_class, n) FILTER (WHERE error_class IS NOT NULL) AS by_class
+FROM counted GROUP BY worker ORDER BY errors DESC, worker
 """)
 
 _BODIES = text("""
@@ -199,8 +197,8 @@ def errors_by_class(connection: Connection, run: Run) -> list[dict[str, Any]]:
         {
             "error_class": row.error_class,
             "code": row.code,
-            "attempts": row.attempts,
-            "rollouts": row.rollouts,
+            "attempts": int(row.attempts),
+            "rollouts": int(row.rollouts),
             "example": None
             if row.group_no is None
             else {
@@ -218,8 +216,8 @@ def errors_by_worker(connection: Connection, run: Run) -> list[dict[str, Any]]:
     return [
         {
             "worker": row.worker,
-            "attempts": row.attempts,
-            "errors": row.errors,
+            "attempts": int(row.attempts),
+            "errors": int(row.errors),
             "by_class": row.by_class or {},
         }
         for row in rows

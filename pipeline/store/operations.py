@@ -87,7 +87,7 @@ SELECT group_id FROM locked
 _REQUEUE = text("""
 WITH moved AS (
     UPDATE rollouts SET state = 'queued', attempts_used = 0, lost_count = 0, not_before = now(),
-        error_class = NULL, finished_at = NULL, cancel_requested = false
+        error_class = NULL, error_code = NULL, finished_at = NULL, cancel_requested = false
     WHERE rollout_id = ANY(:ids) AND state = :state
     RETURNING run_id, rollout_id, attempt_no
 )

@@ -47,14 +47,16 @@ WITH moved AS (
         not_before = coalesce(o.not_before, r.not_before),
         winner_attempt_no = CASE WHEN o.state = 'succeeded' THEN o.no END,
         stop_reason = o.stop_reason, reward = o.reward, error_class = o.error_class,
+        error_code = o.error_code,
         finished_at = CASE WHEN o.state <> 'queued' THEN now() END
     FROM unnest(
         CAST(:ids AS uuid[]), CAST(:nos AS integer[]), CAST(:befores AS text[]),
         CAST(:states AS text[]), CAST(:used AS integer[]), CAST(:lost AS integer[]),
         CAST(:not_befores AS timestamptz[]), CAST(:stops AS text[]),
-        CAST(:rewards AS double precision[]), CAST(:classes AS text[]), CAST(:reasons AS text[])
+        CAST(:rewards AS double precision[]), CAST(:classes AS text[]), CAST(:codes AS text[]),
+        CAST(:reasons AS text[])
     ) AS o (id, no, before, state, attempts_used, lost_count, not_before, stop_reason, reward,
-            error_class, reason)
+            error_class, error_code, reason)
     WHERE r.rollout_id = o.id AND r.state = o.before
     RETURNING r.run_id, r.rollout_id, o.no, o.before, o.state, o.reason
 )
@@ -166,6 +168,7 @@ def _attempt_columns(outcomes: Sequence[Outcome]) -> dict[str, list[Any]]:
 
 def _rollout_columns(moved: Sequence[Outcome]) -> dict[str, list[Any]]:
     won = [outcome.transition.rollout_state is RolloutState.SUCCEEDED for outcome in moved]
+    failed = [outcome.transition.rollout_state is RolloutState.FAILED for outcome in moved]
     return _keys(moved) | {
         "befores": [str(outcome.rollout.state) for outcome in moved],
         "states": [str(outcome.transition.rollout_state) for outcome in moved],
@@ -186,6 +189,10 @@ def _rollout_columns(moved: Sequence[Outcome]) -> dict[str, list[Any]]:
             and outcome.transition.error_class
             else None
             for outcome in moved
+        ],
+        "codes": [
+            outcome.completion.error.code if bad and outcome.completion.error else None
+            for outcome, bad in zip(moved, failed, strict=True)
         ],
         "reasons": [outcome.transition.reason or None for outcome in moved],
     }

@@ -35,9 +35,14 @@ CREATE TEMPORARY TABLE IF NOT EXISTS staged_prompts (
 ) ON COMMIT DELETE ROWS
 """
 
+# By what a row is, not by its id: earlier versions made ids otherwise. OFFSET 0 keeps it a look-up
+# for each row, also before the planner knows anything about the tables.
 _CHANGED = """
-SELECT s.row_no FROM staged_prompts s JOIN prompts p USING (prompt_id)
-WHERE p.payload_digest <> s.digest ORDER BY s.row_no LIMIT 3
+SELECT s.row_no FROM staged_prompts s CROSS JOIN LATERAL (
+    SELECT p.payload_digest FROM prompts p
+    WHERE p.run_id = :run_id AND p.dataset = :dataset AND p.split = :split AND p.epoch = :epoch
+      AND p.row_no = s.row_no OFFSET 0) AS known
+WHERE known.payload_digest <> s.digest ORDER BY s.row_no LIMIT 3
 """
 
 _ADD = """
@@ -92,7 +97,13 @@ def add_prompts(
         {"run_id": run.run_id},
     ).scalar_one()
     _stage(connection, run, source, rows)
-    changed = connection.execute(text(_CHANGED)).scalars().all()
+    place = {
+        "run_id": run.run_id,
+        "dataset": source.dataset,
+        "split": source.split,
+        "epoch": source.epoch,
+    }
+    changed = connection.execute(text(_CHANGED), place).scalars().all()
     if changed:
         raise Refused(
             f"Row {changed[0]} of dataset {source.dataset} is not what run {run.slug} has for it.",
@@ -103,10 +114,7 @@ def add_prompts(
     added = connection.execute(
         text(_ADD),
         {
-            "run_id": run.run_id,
-            "dataset": source.dataset,
-            "split": source.split,
-            "epoch": source.epoch,
+            **place,
             "next_group_no": next_group_no,
             "n": config.n,
             "n_rollouts": config.rollouts_per_prompt,

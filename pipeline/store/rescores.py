@@ -142,7 +142,7 @@ WITH said AS (
         AS s (id, no, reward, stop_reason)
 ), moved AS (
     UPDATE rollouts r SET state = 'succeeded', winner_attempt_no = said.no, reward = said.reward,
-        stop_reason = said.stop_reason, error_class = NULL
+        stop_reason = said.stop_reason, error_class = NULL, error_code = NULL
     FROM said WHERE r.rollout_id = said.id AND r.state = 'failed'
     RETURNING r.run_id, r.rollout_id, r.attempt_no
 ), ended AS (

@@ -18,6 +18,7 @@ from sqlalchemy import (
     Integer,
     LargeBinary,
     MetaData,
+    Numeric,
     Table,
     Text,
     Uuid,
@@ -123,6 +124,7 @@ rollouts = Table(
     Column("stop_reason", Text),
     Column("reward", Double),
     Column("error_class", Text),
+    Column("error_code", Text),
     _time("finished_at"),
 )
 attempts = Table(
@@ -188,6 +190,40 @@ rewards = Table(
     _must("status", Text),
     Column("error_class", Text),
     Column("latency_ms", Double),
+)
+rollout_tallies = Table(
+    "rollout_tallies",
+    metadata,
+    _must("run_id"),
+    _must("state", Text),
+    Column("error_class", Text),
+    Column("error_code", Text),
+    _must("n", BigInteger),
+    _must("n_rewarded", BigInteger),
+    _must("reward_sum", Numeric),
+    _must("reward_squares", Numeric),
+    _time("last_finished_at"),
+)
+group_tallies = Table(
+    "group_tallies",
+    metadata,
+    _must("run_id"),
+    _must("state", Text),
+    Column("drop_reason", Text),
+    _must("n", BigInteger),
+    _must("n_rollouts", BigInteger),
+    _must("n_cut", BigInteger),
+)
+attempt_tallies = Table(
+    "attempt_tallies",
+    metadata,
+    _must("run_id"),
+    Column("worker_id", Text),
+    Column("error_class", Text),
+    Column("error_code", Text),
+    _must("n", BigInteger),
+    _must("prompt_tokens", BigInteger),
+    _must("completion_tokens", BigInteger),
 )
 train_batches = Table(
     "train_batches",

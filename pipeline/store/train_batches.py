@@ -6,8 +6,6 @@ gives the same groups in the same order. Each function is one short transaction 
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -17,6 +15,7 @@ from sqlalchemy import Connection, text
 from pipeline.contract.errors import Refused
 from pipeline.contract.rollout import batch_id_of
 from pipeline.contract.train_batch import BatchSpec
+from pipeline.store.engine import BINARY
 from pipeline.store.runs import Run
 
 E_TAKEN_OVER = "E133"
@@ -24,20 +23,16 @@ E_TAKEN_OVER = "E133"
 
 @dataclass(frozen=True, slots=True)
 class LeasedBatch:
-    """The groups of a batch, in order; `replayed` when they were leased before."""
+    """A batch that is the consumer's; `replayed` when it was leased before."""
 
-    group_ids: list[UUID]
+    batch_id: UUID
     replayed: bool
 
 
 _FIND = text("""
-SELECT batch_id, state FROM train_batches
+SELECT state FROM train_batches
 WHERE run_id = :run_id AND consumer = :consumer AND trainer_step = :step FOR UPDATE
 """)
-
-_MEMBERS = text(
-    "SELECT group_id FROM train_batch_groups WHERE batch_id = :batch_id ORDER BY position"
-)
 
 _TAKE_OVER = text("""
 WITH expired AS (
@@ -56,25 +51,35 @@ INSERT INTO events (run_id, entity, entity_id, from_state, to_state, reason)
 SELECT run_id, 'group', group_id, 'leased', 'ready', 'lease_expired' FROM freed
 """)
 
-_SELECT = text("""
-SELECT group_id FROM groups
-WHERE run_id = :run_id AND state = 'ready'
-  AND n_succeeded >= CASE WHEN :full THEN n_target ELSE least(:min_size, n_target) END
-ORDER BY min_version, group_no LIMIT :most FOR UPDATE SKIP LOCKED
-""")
-
 _IS_FINISHED = text("""
 SELECT sealed_at IS NOT NULL
    AND NOT EXISTS (SELECT FROM groups g WHERE g.run_id = runs.run_id AND g.state = 'open')
 FROM runs WHERE run_id = :run_id
 """)
 
+# One statement for the usual case: every further one is a journey, and a pull waits for each.
 _LEASE = text("""
-WITH batch AS (
+WITH known AS (
+    SELECT state FROM train_batches
+    WHERE run_id = :run_id AND consumer = :consumer AND trainer_step = :step FOR UPDATE
+), picked AS (
+    SELECT group_id, min_version, group_no FROM groups
+    WHERE run_id = :run_id AND state = 'ready'
+      AND n_succeeded >= CASE WHEN :full THEN n_target ELSE least(:min_size, n_target) END
+      AND NOT EXISTS (SELECT FROM known WHERE state <> 'abandoned')
+    ORDER BY min_version, group_no LIMIT :most FOR UPDATE SKIP LOCKED
+), placed AS (
+    SELECT group_id, row_number() OVER (ORDER BY min_version, group_no) AS position FROM picked
+), manifest AS (
+    SELECT count(*) AS n,
+        encode(sha256(string_agg(uuid_send(group_id), '' ORDER BY position)), 'hex') AS digest
+    FROM placed
+), batch AS (
     INSERT INTO train_batches (batch_id, run_id, consumer, trainer_step, state, policy_version,
                                lease_until, manifest_digest)
-    VALUES (:batch_id, :run_id, :consumer, :step, 'leased', :policy_version,
-            now() + make_interval(secs => :lease_s), :digest)
+    SELECT :batch_id, :run_id, :consumer, :step, 'leased', :policy_version,
+           now() + make_interval(secs => :lease_s), left(digest, 16)
+    FROM manifest WHERE n >= :least
     ON CONFLICT (run_id, consumer, trainer_step) DO UPDATE SET state = 'leased', reason = NULL,
         leased_at = now(), lease_until = excluded.lease_until, policy_version = :policy_version,
         manifest_digest = excluded.manifest_digest
@@ -82,8 +87,7 @@ WITH batch AS (
     RETURNING batch_id
 ), members AS (
     INSERT INTO train_batch_groups (batch_id, position, group_id)
-    SELECT batch.batch_id, o.position, o.group_id
-    FROM batch, unnest(CAST(:ids AS uuid[])) WITH ORDINALITY AS o (group_id, position)
+    SELECT batch_id, position, group_id FROM batch, placed
     RETURNING batch_id, group_id
 ), leased AS (
     UPDATE groups g SET state = 'leased', train_batch_id = m.batch_id
@@ -93,7 +97,8 @@ WITH batch AS (
     INSERT INTO events (run_id, entity, entity_id, from_state, to_state)
     SELECT run_id, 'group', group_id, 'ready', 'leased' FROM leased
 )
-SELECT count(*) FROM batch
+SELECT (SELECT state FROM known) AS before, n >= :least AS is_enough,
+       EXISTS (SELECT FROM batch) AS is_leased FROM manifest
 """)
 
 
@@ -117,56 +122,37 @@ def lease_batch(
     Raises:
         Refused: The step's lease ran out and another consumer took its groups.
     """
-    key = {"run_id": run.run_id, "consumer": consumer, "step": step}
-    known = connection.execute(_FIND, key).one_or_none()
-    if known is not None and known.state != "abandoned":
-        return _replay(connection, known, run, consumer, step, lease_s)
-    group_ids = _ready_groups(connection, run, spec)
-    if len(group_ids) < spec.groups:
+    values: dict[str, Any] = {
+        "run_id": run.run_id,
+        "consumer": consumer,
+        "step": step,
+        "batch_id": batch_id_of(run.run_id, consumer, step),
+        "policy_version": policy_version,
+        "lease_s": lease_s,
+        "full": spec.require_full_groups,
+        "min_size": spec.min_group_size,
+        "most": spec.groups,
+    }
+    found = connection.execute(_LEASE, values | {"least": spec.groups}).one()
+    if found.before in (None, "abandoned") and not found.is_enough:
         # Only now: what another consumer left lying is worth a look when there is too little.
-        connection.execute(_TAKE_OVER, {"run_id": run.run_id, "consumer": consumer})
-        group_ids = _ready_groups(connection, run, spec)
-    if len(group_ids) < spec.groups and not (
-        group_ids and connection.execute(_IS_FINISHED, key).scalar_one()
-    ):
+        connection.execute(_TAKE_OVER, values)
+        least = 1 if connection.execute(_IS_FINISHED, values).scalar_one() else spec.groups
+        found = connection.execute(_LEASE, values | {"least": least}).one()
+    if found.is_leased:
+        return LeasedBatch(values["batch_id"], replayed=False)
+    if found.before in (None, "abandoned") and not found.is_enough:
         return None
-    inserted = connection.execute(
-        _LEASE,
-        key
-        | {
-            "batch_id": batch_id_of(run.run_id, consumer, step),
-            "policy_version": policy_version,
-            "lease_s": lease_s,
-            "digest": _digest(group_ids),
-            "ids": group_ids,
-        },
-    ).scalar_one()
-    if not inserted:
-        # Two processes of one consumer pull the same step: the other's groups are this one's too.
-        known = connection.execute(_FIND, key).one()
-        return _replay(connection, known, run, consumer, step, lease_s)
-    return LeasedBatch(group_ids, replayed=False)
+    # Also where two processes of one consumer pull the same step: it is what the other one leased.
+    state = connection.execute(_FIND, values).scalar_one()
+    return _replay(connection, values, state, run)
 
 
-def _ready_groups(connection: Connection, run: Run, spec: BatchSpec) -> list[UUID]:
-    rows = connection.execute(
-        _SELECT,
-        {
-            "run_id": run.run_id,
-            "full": spec.require_full_groups,
-            "min_size": spec.min_group_size,
-            "most": spec.groups,
-        },
-    )
-    return list(rows.scalars())
-
-
-def _replay(
-    connection: Connection, known: Any, run: Run, consumer: str, step: int, lease_s: float
-) -> LeasedBatch:
-    if known.state == "expired":
+def _replay(connection: Connection, values: dict[str, Any], state: str, run: Run) -> LeasedBatch:
+    if state == "expired":
         raise Refused(
-            f"Step {step} of consumer {consumer} in run {run.slug} is no longer its own.",
+            f"Step {values['step']} of consumer {values['consumer']} in run {run.slug} is no"
+            " longer its own.",
             why="Its lease ran out and another consumer took the groups.",
             remedy="Continue from the last committed step with TrainerClient.resume.",
             code=E_TAKEN_OVER,
@@ -176,10 +162,9 @@ def _replay(
             "UPDATE train_batches SET lease_until = now() + make_interval(secs => :lease_s)"
             " WHERE batch_id = :batch_id AND state = 'leased'"
         ),
-        {"batch_id": known.batch_id, "lease_s": lease_s},
+        values,
     )
-    members = connection.execute(_MEMBERS, {"batch_id": known.batch_id}).scalars()
-    return LeasedBatch(list(members), replayed=True)
+    return LeasedBatch(values["batch_id"], replayed=True)
 
 
 _COMMIT = text("""
@@ -277,27 +262,24 @@ def list_steps(connection: Connection, run: Run, *, consumer: str) -> list[tuple
 
 _GROUPS = text("""
 SELECT g.group_id, g.group_no, g.n_target, g.reward_mean, g.reward_std, p.payload
-FROM groups g JOIN prompts p USING (prompt_id) WHERE g.group_id = ANY(:ids)
+FROM train_batch_groups m JOIN groups g USING (group_id) JOIN prompts p USING (prompt_id)
+WHERE m.batch_id = :batch_id ORDER BY m.position
 """)
 
 _ROLLOUTS = text("""
 SELECT r.group_id, r.rollout_id, r.rollout_index, r.reward, r.stop_reason, a.attempt_no,
        a.version_min, a.version_max, t.body, t.body_uri, t.codec
-FROM rollouts r
+FROM train_batch_groups m JOIN rollouts r USING (group_id)
 JOIN attempts a ON a.rollout_id = r.rollout_id AND a.attempt_no = r.winner_attempt_no
 LEFT JOIN trajectories t ON t.rollout_id = r.rollout_id AND t.attempt_no = r.winner_attempt_no
-WHERE r.group_id = ANY(:ids) AND r.state = 'succeeded'
-ORDER BY r.group_id, r.rollout_index
-""")
+WHERE m.batch_id = :batch_id AND r.state = 'succeeded'
+ORDER BY m.position, r.rollout_index
+""").execution_options(**{BINARY: True})
 
 
-def read_groups(connection: Connection, group_ids: Sequence[UUID]) -> tuple[list[Any], list[Any]]:
-    """Return the rows of groups, in the given order, and of their succeeded rollouts."""
-    ids = {"ids": list(group_ids)}
-    found = {row.group_id: row for row in connection.execute(_GROUPS, ids)}
-    rollouts = list(connection.execute(_ROLLOUTS, ids))
-    return [found[group_id] for group_id in group_ids], rollouts
-
-
-def _digest(group_ids: Sequence[UUID]) -> str:
-    return hashlib.sha256(b"".join(group_id.bytes for group_id in group_ids)).hexdigest()[:16]
+def read_batch(connection: Connection, batch_id: UUID) -> tuple[list[Any], list[Any]]:
+    """Return the rows of a batch's groups, in its order, and of their succeeded rollouts."""
+    # By the batch and not by a list of ids: such a plan is as good for any batch, and is kept.
+    values = {"batch_id": batch_id}
+    groups = connection.execute(_GROUPS, values)
+    return list(groups), list(connection.execute(_ROLLOUTS, values))

@@ -35,7 +35,7 @@ from pipeline.store.train_batches import (
     commit_batches,
     lease_batch,
     list_steps,
-    read_groups,
+    read_batch,
 )
 
 #: A trainer's step rarely takes longer; a lease only ends when another consumer wants the groups.
@@ -238,7 +238,7 @@ class TrainerClient:
         )
         if leased is None:
             return None
-        return leased.replayed, *read_groups(connection, leased.group_ids)
+        return leased.replayed, *read_batch(connection, leased.batch_id)
 
     def _groups(self, groups: list[Any], rollouts: list[Any]) -> tuple[TrainGroup, ...]:
         members: dict[UUID, list[TrainRollout]] = {}

@@ -15,7 +15,7 @@ from sqlalchemy import Engine, text
 
 from pipeline.contract.rollout import label_of
 from pipeline.queue.payloads import PayloadStore
-from pipeline.store.engine import transact
+from pipeline.store.engine import BINARY, transact
 from pipeline.store.runs import Run
 from pipeline.trainer.bodies import try_read_record
 from pipeline.trainer.export_files import Format, open_writer, output_file, require_format
@@ -93,7 +93,9 @@ def export_lines(
     for first in range(0, end, _GROUPS_AT_ONCE):
         values = {"run_id": run.run_id, "first": first, "end": first + _GROUPS_AT_ONCE}
         with engine.connect() as connection:
-            streaming = connection.execution_options(stream_results=True, yield_per=50)
+            streaming = connection.execution_options(
+                stream_results=True, yield_per=50, **{BINARY: True}
+            )
             # Closed also where the caller stops in the middle: the cursor is the server's.
             with streaming.execute(_ROWS, values) as rows:
                 for row in rows:

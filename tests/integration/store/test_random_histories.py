@@ -33,6 +33,7 @@ from pipeline.contract.rollout import (
     GroupState,
     RolloutState,
 )
+from pipeline.store.accounting import check_accounting
 from pipeline.store.outcomes import record_outcomes
 from pipeline.store.rollouts import ClaimedAttempt, claim
 
@@ -238,6 +239,8 @@ class History(RuleBasedStateMachine):
         before = self.story.rollouts(), self.story.groups()
         self.story.record(*reversed(self.said))
         assert (self.story.rollouts(), self.story.groups()) == before
+        with self.engine.connect() as connection:
+            assert check_accounting(connection, self.story.run.run_id) == []
 
 
 @pytest.mark.timeout(400)  # shrinking a failure takes minutes

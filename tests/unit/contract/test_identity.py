@@ -1,4 +1,4 @@
-"""Ids: deterministic, standard, and distinct where the things are."""
+"""Ids: deterministic, standard, distinct where the things are, and near where the rows are near."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.contract.rollout import (
+    BLOCK_ROWS,
     group_id_of,
     label_of,
     prompt_id_of,
@@ -26,23 +27,25 @@ def test_a_run_id_is_the_uuid5_of_its_slug(slug):
     assert run_id_of(slug) == uuid.uuid5(NAMESPACE, slug)
 
 
-@given(run_id=run_ids, dataset=words, split=words, epoch=st.integers(), row_no=st.integers())
-def test_a_prompt_id_is_the_uuid5_of_its_row(run_id, dataset, split, epoch, row_no):
-    assert prompt_id_of(run_id, dataset, split, epoch, row_no) == uuid.uuid5(
-        run_id, f"{dataset}\0{split}\0{epoch}\0{row_no}"
-    )
-
-
-@given(prompt_id=run_ids, index=st.integers(min_value=0, max_value=1023))
-def test_a_rollout_id_is_the_uuid5_of_its_index(prompt_id, index):
-    assert rollout_id_of(prompt_id, index) == uuid.uuid5(prompt_id, str(index))
-
-
-@given(prompt_id=run_ids)
-def test_ids_are_uuids_of_version_5(prompt_id):
-    for made in (group_id_of(prompt_id), rollout_id_of(prompt_id, 0)):
-        assert made.version == 5
+@given(run_id=run_ids, dataset=words, split=words, epoch=st.integers(), row_no=st.integers(0))
+def test_ids_of_a_row_are_hashes_behind_the_beginning_of_its_block(
+    run_id, dataset, split, epoch, row_no
+):
+    prompt_id = prompt_id_of(run_id, dataset, split, epoch, row_no)
+    assert prompt_id == prompt_id_of(run_id, dataset, split, epoch, row_no)
+    neighbour = prompt_id_of(run_id, dataset, split, epoch, row_no ^ 1)
+    others = [neighbour, group_id_of(prompt_id), rollout_id_of(prompt_id, 0)]
+    assert {other.bytes[:2] for other in others} == {prompt_id.bytes[:2]}
+    assert len({prompt_id, *others}) == 4
+    for made in (prompt_id, *others):
+        assert made.version == 8
         assert made.variant == uuid.RFC_4122
+
+
+def test_blocks_lie_apart():
+    run_id = run_id_of("math7")
+    rows = range(0, 100 * BLOCK_ROWS, BLOCK_ROWS)
+    assert len({prompt_id_of(run_id, "gsm8k", "train", 0, row).bytes[:2] for row in rows}) > 90
 
 
 @given(prompt_id=run_ids)
@@ -51,12 +54,12 @@ def test_group_and_rollouts_of_a_prompt_have_different_ids(prompt_id):
     assert len(ids) == 65
 
 
-def test_the_ids_of_old_stores_stay_what_they_are():
+def test_ids_stay_what_they_are():
     prompt_id = prompt_id_of(run_id_of("math7"), "gsm8k", "train", 0, 13)
     assert str(run_id_of("math7")) == "7c125201-8365-5b3c-ac33-d614038e43e4"
-    assert str(prompt_id) == "665f2056-d382-53bb-a70a-b829e2f1fc6e"
-    assert str(group_id_of(prompt_id)) == "17b53f5d-edd8-5877-b18e-5d9915cae895"
-    assert str(rollout_id_of(prompt_id, 3)) == "c72fd653-ce15-52f8-b659-ae5c66320bd4"
+    assert str(prompt_id) == "7bb92056-d382-83bb-a70a-b829e2f1fc6e"
+    assert str(group_id_of(prompt_id)) == "7bb90536-6a0e-81c5-8dcf-a0ab7ebafb8b"
+    assert str(rollout_id_of(prompt_id, 3)) == "7bb9a2ed-ed5e-8fe4-a7cb-c213866d21b9"
 
 
 def test_a_label_reads_like_the_attempt():

@@ -1,0 +1,182 @@
+"""Tallies: whatever happens to rollouts, the figures of a run are the sums of its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from fixtures.stored_run import StoredRun
+from sqlalchemy import Connection, Engine, text
+
+from pipeline.contract.errors import ErrorClass
+from pipeline.contract.rollout import RolloutState
+from pipeline.store.accounting import check_accounting
+from pipeline.store.engine import transact
+from pipeline.store.inspection import errors_by_class, errors_by_worker
+from pipeline.store.operations import begin_cancel, cancel_rollouts, retry_rollouts
+from pipeline.store.rollout_filter import RolloutFilter
+from pipeline.store.status import run_status
+from pipeline.store.tallies import fold_tallies
+
+
+@pytest.fixture
+def story(engine: Engine) -> Iterator[StoredRun]:
+    """A run that is held against its rows in the end."""
+    story = StoredRun(engine, prompts=3, n=4, n_min=1, max_attempts=2, max_lost=2)
+    yield story
+    assert figures(story) == counted(story)
+    with engine.connect() as connection:
+        assert check_accounting(connection, story.run.run_id) == []
+
+
+def figures(story: StoredRun) -> dict[str, Any]:
+    """What status says, as far as it can be counted."""
+    found = transact(story.engine, lambda c: run_status(c, story.run))
+    return {
+        "rollouts": {s: n for s, n in found.rollouts.items() if n and s != "total"},
+        "groups": {s: n for s, n in found.groups.items() if n},
+        "errors": found.errors,
+        "reward": (found.reward_n, found.reward_mean, found.reward_std),
+        "attempts": (found.attempts, found.prompt_tokens, found.completion_tokens),
+    }
+
+
+def counted(story: StoredRun) -> dict[str, Any]:
+    """The same, out of the rows."""
+
+    def by(column: str, table: str, where: str = "true") -> dict[str, int]:
+        query = f"SELECT {column} AS key, count(*) AS n FROM {table} WHERE run_id = :run_id"
+        return {row["key"]: row["n"] for row in story.rows(f"{query} AND {where} GROUP BY 1")}
+
+    (reward,) = story.rows(
+        "SELECT count(reward) AS n, avg(reward) AS mean, stddev_pop(reward) AS std FROM rollouts"
+        " WHERE run_id = :run_id"
+    )
+    (attempts,) = story.rows(
+        "SELECT count(*) AS n, coalesce(sum(prompt_tokens), 0) AS prompt,"
+        " coalesce(sum(completion_tokens), 0) AS completion FROM attempts WHERE run_id = :run_id"
+    )
+    return {
+        "rollouts": by("state", "rollouts"),
+        "groups": by("state", "groups"),
+        "errors": by("error_class", "rollouts", "state = 'failed'"),
+        "reward": (reward["n"], pytest.approx(reward["mean"]), pytest.approx(reward["std"])),
+        "attempts": (attempts["n"], attempts["prompt"], attempts["completion"]),
+    }
+
+
+def fold(story: StoredRun) -> int:
+    return transact(story.engine, fold_tallies)
+
+
+def n_rows(story: StoredRun) -> int:
+    return story.rows("SELECT count(*) AS n FROM rollout_tallies WHERE run_id = :run_id")[0]["n"]
+
+
+def test_a_retry_and_its_success_are_counted_once(story: StoredRun):
+    first, second = story.claim(2)
+    story.beat(first, second)
+    story.record(story.failed(first), story.succeeded(second, 0.1))
+    story.record(story.succeeded(story.claim_one(), 0.7))
+
+
+def test_a_late_success_takes_the_place_of_the_attempt_that_overtook_it(story: StoredRun):
+    late = story.claim_one()
+    story.record(story.lost(late))
+    newer = story.claim_one()
+    assert newer.rollout_id == late.rollout_id
+    story.record(story.succeeded(late, 0.3))
+    story.record(story.succeeded(newer, 0.9))
+    assert story.attempt(newer)["state"] == "superseded"
+
+
+def test_what_is_cancelled_and_retried_by_an_operator_is_counted_where_it_is(story: StoredRun):
+    claimed = story.claim(4)
+    story.record(story.succeeded(claimed[0]), story.failed(claimed[1], ErrorClass.CONTRACT))
+    everything = RolloutFilter()
+    transact(story.engine, lambda c: begin_cancel(c, story.run))
+    transact(story.engine, lambda c: cancel_rollouts(c, story.run))
+    assert figures(story) == counted(story)
+    for state in (RolloutState.CANCELLED, RolloutState.FAILED):
+        transact(story.engine, lambda c, s=state: retry_rollouts(c, story.run, everything, state=s))
+    assert not story.states()["cancelled"]
+
+
+def test_rows_changed_by_hand_are_counted_too(story: StoredRun):
+    story.record(*(story.succeeded(attempt, 1 / 3) for attempt in story.claim()))
+    with story.engine.begin() as connection:
+        connection.execute(text("UPDATE rollouts SET reward = 0.2 WHERE rollout_index = 0"))
+        connection.execute(text("DELETE FROM attempts WHERE attempt_no = 1 AND step = 7"))
+
+
+def test_a_run_that_is_deleted_leaves_no_sums(engine: Engine):
+    story = StoredRun(engine, prompts=2, n=2)
+    story.record(*(story.succeeded(attempt, 0.1) for attempt in story.claim()))
+    with engine.begin() as connection:
+        for table in ("attempts", "rollouts", "groups"):
+            connection.execute(
+                text(f"DELETE FROM {table} WHERE run_id = :id"), {"id": story.run.run_id}
+            )
+    assert figures(story)["reward"] == (0, None, None)
+    assert figures(story)["attempts"] == (0, 0, 0)
+
+
+def test_errors_are_told_by_class_code_and_worker_with_the_newest_example(story: StoredRun):
+    first, second = story.claim(2)
+    story.record(story.failed(first, worker_id="w1"))
+    again = story.claim_one()
+    story.record(story.failed(again, ErrorClass.CONTRACT, worker_id="w2"))
+    story.record(story.failed(second, ErrorClass.CONTRACT, worker_id="w2"))
+    by_class = transact(story.engine, lambda c: errors_by_class(c, story.run))
+    assert [(row["error_class"], row["attempts"], row["rollouts"]) for row in by_class] == [
+        ("contract", 2, 2),
+        ("model_transport", 1, 0),
+    ]
+    assert by_class[0]["example"]["label"].endswith("g000000-r1-a1")
+    by_worker = transact(story.engine, lambda c: errors_by_worker(c, story.run))
+    assert [(row["worker"], row["errors"]) for row in by_worker] == [("w2", 2), ("w1", 1)]
+
+
+def test_folding_makes_few_rows_of_many_and_changes_no_sum(engine: Engine):
+    story = StoredRun(engine, prompts=60, n=1, n_min=1)
+    while claimed := story.claim(1):
+        story.beat(*claimed)
+        story.record(story.succeeded(claimed[0], claimed[0].group_no / 7))
+    many, before = n_rows(story), figures(story)
+    assert fold(story)
+    assert n_rows(story) < 10 < many
+    assert figures(story) == before == counted(story)
+    assert fold(story) == 0
+    with engine.connect() as connection:
+        assert check_accounting(connection, story.run.run_id) == []
+
+
+def test_writers_of_one_run_and_folding_do_not_wait_for_each_other(engine: Engine):
+    story = StoredRun(engine, prompts=120, n=1, n_min=1)
+    while n_rows(story) < 300:
+        story.record(story.succeeded(story.claim_one()))
+
+    def impatient(work: Callable[[Connection], Any]) -> Any:
+        def run(connection: Connection) -> Any:
+            connection.execute(text("SET LOCAL lock_timeout = '10s'"))
+            return work(connection)
+
+        return transact(engine, run, tries=1)
+
+    one, other = story.claim(2)
+    with engine.begin() as connection:
+        connection.execute(
+            text("UPDATE rollouts SET state = 'running' WHERE rollout_id = :id"),
+            {"id": one.rollout_id},
+        )
+        # Neither needs what the open transaction holds.
+        impatient(
+            lambda c: c.execute(
+                text("UPDATE rollouts SET state = 'running' WHERE rollout_id = :id"),
+                {"id": other.rollout_id},
+            )
+        )
+        assert impatient(fold_tallies)
+    story.record(story.succeeded(one), story.succeeded(other))
+    assert figures(story) == counted(story)
