@@ -28,7 +28,8 @@ from pipeline.store.rollouts import keep_alive
 
 log = logging.getLogger(__name__)
 
-_REPORT_EVERY_S = 1.0
+#: A lost worker is noticed this much later, at most; each report is a small transaction.
+_REPORT_EVERY_S = 0.5
 
 
 class Collector:
@@ -60,10 +61,10 @@ class Collector:
         self._reported_at = 0.0
 
     def step(self) -> None:
-        """Take in one delivery, or report after a second without any."""
+        """Take in one delivery, or report after a while without any."""
         settings = self._settings.collector
         delivery = self._consumer.receive(
-            most=settings.batch_size, linger_s=settings.linger_ms / 1000, timeout_s=1.0
+            most=settings.batch_size, linger_s=settings.linger_ms / 1000, timeout_s=_REPORT_EVERY_S
         )
         if delivery.messages:
             unwanted = self._take_in(delivery)

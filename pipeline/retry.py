@@ -74,7 +74,12 @@ class RetryPolicy:
         return self.on_error.get(error_class, ERROR_TABLE[error_class].action)
 
     def backoff_s(self, failures: int, *, jitter: float) -> float:
-        """Return the wait before the next attempt: exponential, full jitter, capped."""
+        """Return the wait before the next attempt: exponential, full jitter, capped.
+
+        No wait follows no failure.
+        """
+        if failures < 1:
+            return 0.0
         return min(self.max_s, self.base_s * 2 ** min(failures - 1, 30)) * jitter
 
 
@@ -160,13 +165,14 @@ def _after_error(
     if action is Action.RETRY_LOST:
         lost += _is_suspect(rollout, completion)
         final = lost >= policy.max_lost
-        failures = max(1, lost)
+        # The lease was the wait; who was lost before, and may be the culprit, goes its own way.
+        failures = lost if lost > 1 else 0
         if final and _is_spared(rollout, completion, policy):
             final, lost = False, rollout.lost_count
     elif action is Action.RETRY_FREE:
         final = False
         # Ten waits in a row reach the cap; the attempt number is what counts them.
-        failures = 1 if error_class is ErrorClass.WORKER_STOPPED else rollout.attempt_no
+        failures = 0 if error_class is ErrorClass.WORKER_STOPPED else rollout.attempt_no
     else:
         used += 1
         final = action is not Action.RETRY or used >= policy.max_attempts
@@ -184,10 +190,8 @@ def _after_error(
             dead_letter=poison,
         )
     require_transition(rollout.state, RolloutState.QUEUED)
-    wait_s = 0.0
-    if error_class is not ErrorClass.WORKER_STOPPED:
-        asked_s = min(max(completion.error.retry_after_s or 0.0, 0.0), _MOST_WAIT_S)
-        wait_s = max(asked_s, policy.backoff_s(failures, jitter=jitter))
+    asked_s = min(max(completion.error.retry_after_s or 0.0, 0.0), _MOST_WAIT_S)
+    wait_s = max(asked_s, policy.backoff_s(failures, jitter=jitter))
     return Transition(
         attempt_state,
         RolloutState.QUEUED,

@@ -109,7 +109,7 @@ class LeaseSettings(_Section):
         description="Quiet time after the collector (re)connects before judging.",
     )
     poll_s: float = Field(
-        default=1.0, gt=0, description="Time between two looks at expired leases."
+        default=0.5, gt=0, description="Time between two looks at expired leases."
     )
     max_redispatch_per_s: int = Field(
         default=500, ge=1, description="Lost attempts requeued per second."

@@ -83,7 +83,7 @@ EXPECTED = {
     ErrorClass.TOOL_ERROR: (AttemptState.FAILED, RolloutState.FAILED, 1, 0, None),
     ErrorClass.SANDBOX: (AttemptState.FAILED, RolloutState.QUEUED, 1, 0, 1.0),
     ErrorClass.REWARD_ERROR: (AttemptState.FAILED, RolloutState.FAILED, 1, 0, None),
-    ErrorClass.WORKER_LOST: (AttemptState.LOST, RolloutState.QUEUED, 0, 1, 1.0),
+    ErrorClass.WORKER_LOST: (AttemptState.LOST, RolloutState.QUEUED, 0, 1, 0.0),
     ErrorClass.WORKER_STOPPED: (AttemptState.CANCELLED, RolloutState.QUEUED, 0, 0, 0.0),
     ErrorClass.AGENT_BUG: (AttemptState.FAILED, RolloutState.QUEUED, 1, 0, 1.0),
     ErrorClass.CONTRACT: (AttemptState.FAILED, RolloutState.FAILED, 1, 0, None),
