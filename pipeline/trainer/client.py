@@ -7,6 +7,7 @@ no call waits without a timeout, and one that gives up says why. Must not: need 
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Iterator
 from typing import Any
 from uuid import UUID
@@ -71,6 +72,9 @@ class TrainerClient:
         self._payloads = payloads
         self._lease_s = lease_s
         self._run: Run = transact(engine, lambda connection: get_run(connection, run))
+        # Connects at the first wait and stays: a connection for each would cost more than a pull.
+        self._listener = Listener(engine, READY_CHANNEL)
+        weakref.finalize(self, self._listener.close)
 
     @classmethod
     def connect(
@@ -115,33 +119,27 @@ class TrainerClient:
         """
         spec = spec or BatchSpec()
         deadline = time.monotonic() + (timeout_s or 0.0)
-        listener: Listener | None = None
-        try:
-            while True:
-                pulled = transact(
-                    self._engine,
-                    lambda connection: self._lease(connection, step, spec, policy_version),
+        while True:
+            pulled = transact(
+                self._engine,
+                lambda connection: self._lease(connection, step, spec, policy_version),
+            )
+            if pulled is not None:
+                replayed, groups, rollouts = pulled
+                return TrainBatch(
+                    self._run.slug,
+                    self._consumer,
+                    step,
+                    self._groups(groups, rollouts),
+                    replayed,
                 )
-                if pulled is not None:
-                    replayed, groups, rollouts = pulled
-                    return TrainBatch(
-                        self._run.slug,
-                        self._consumer,
-                        step,
-                        self._groups(groups, rollouts),
-                        replayed,
-                    )
-                left = deadline - time.monotonic()
-                # The figures are costly in a large run, so they are not asked for at each wake-up.
-                if left <= 0 or self._is_over():
-                    stats = self.stats()
-                    if left <= 0 or stats.drained:
-                        raise NotReady(stats, wanted=spec.groups)
-                listener = listener or Listener(self._engine, READY_CHANNEL)
-                listener.wait(min(left, _POLL_S))
-        finally:
-            if listener is not None:
-                listener.close()
+            left = deadline - time.monotonic()
+            # The figures are costly in a large run, so they are not asked for at each wake-up.
+            if left <= 0 or self._is_over():
+                stats = self.stats()
+                if left <= 0 or stats.drained:
+                    raise NotReady(stats, wanted=spec.groups)
+            self._listener.wait(min(left, _POLL_S))
 
     def commit(self, upto_step: int, *, checkpoint_uri: str | None = None) -> int:
         """Consume all batches up to this step; call it when the step's checkpoint is durable.
@@ -218,6 +216,7 @@ class TrainerClient:
 
     def close(self) -> None:
         """Close the connections to the store."""
+        self._listener.close()
         self._engine.dispose()
 
     def _is_over(self) -> bool:
