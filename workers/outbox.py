@@ -23,7 +23,7 @@ from pipeline.queue.payloads import PayloadStore, check_out
 log = logging.getLogger(__name__)
 
 #: Long enough to gather what ends together, short beside any rollout.
-_LINGER_S = 0.05
+_LINGER_S = 0.1
 _MOST = 64
 #: A message stays below what SQS takes (256 KiB, base64 included).
 _MOST_BYTES = 180_000
@@ -58,6 +58,7 @@ class Outbox(threading.Thread):
         self._queue: queue.SimpleQueue[Completion | None] = queue.SimpleQueue()
         self._waiting_since: dict[tuple[UUID, int], float] = {}
         self._give_up_at = float("inf")
+        self._closing = threading.Event()
 
     def put(self, completion: Completion) -> None:
         """Take a completion; never blocks."""
@@ -79,6 +80,7 @@ class Outbox(threading.Thread):
     def close(self, *, timeout_s: float) -> None:
         """Send what is left; after `timeout_s` write it to the spool instead."""
         self._give_up_at = time.monotonic() + timeout_s
+        self._closing.set()
         self._queue.put(None)  # the end
         self.join(timeout_s + 10)
 
@@ -99,10 +101,12 @@ class Outbox(threading.Thread):
         if first is None:
             return [], True
         batch: list[Completion] = [first]
-        until = time.monotonic() + _LINGER_S
+        # Asleep rather than in the queue: there every completion would wake this thread.
+        if self._queue.qsize() < _MOST - 1:
+            self._closing.wait(_LINGER_S)
         while len(batch) < _MOST:
             try:
-                item = self._queue.get(timeout=max(0.0, until - time.monotonic()))
+                item = self._queue.get_nowait()
             except queue.Empty:
                 return batch, False
             if item is None:
