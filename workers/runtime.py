@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -46,7 +47,8 @@ class UnclockedLimiter:
 
     async def acquire(self, estimated_tokens: int) -> CallLease:
         """Wait until a call of about this size may be made."""
-        return await off_the_clock(self._limiter.acquire(estimated_tokens))
+        lease = self._limiter.acquire_at_once(estimated_tokens)
+        return lease or await off_the_clock(self._limiter.acquire(estimated_tokens))
 
     async def note_rate_limited(self, retry_after_s: float | None) -> None:
         """Hold everybody's calls: the endpoint answered 429."""
@@ -230,6 +232,7 @@ def _same_endpoint(left: str, right: str | None) -> bool:
     )
 
 
+@lru_cache(maxsize=_MAX_AGENTS)
 def _is_loopback(url: str) -> bool:
     host = urlsplit(url).hostname or ""
     if host == "localhost":

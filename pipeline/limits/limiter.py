@@ -106,10 +106,11 @@ class Limiter:
             Refused: the limiter was closed.
         """
         self._check(weight, estimated_tokens)
+        lease = self.acquire_at_once(run=run, estimated_tokens=estimated_tokens)
+        if lease is not None:
+            return lease
         loop = asyncio.get_running_loop()
-        self._used_at = now = loop.time()
-        if self._passes_freely(now):
-            return self._lease(run, estimated_tokens, now, now)
+        now = loop.time()
         waiter = Waiter(estimated_tokens, now, loop.create_future())
         self._enqueue(run, weight, waiter)
         is_served = False
@@ -125,6 +126,13 @@ class Limiter:
         finally:
             if not is_served:
                 self._withdraw(run, waiter)
+
+    def acquire_at_once(self, *, run: str, estimated_tokens: int) -> Lease | None:
+        """Return leave to call where no limit is set, None where a call may have to wait."""
+        self._used_at = now = asyncio.get_running_loop().time()
+        if self._is_closed or not self._passes_freely(now):
+            return None
+        return self._lease(run, estimated_tokens, now, now)
 
     async def note_rate_limited(self, retry_after_s: float | None = None) -> None:
         """Hold everybody's calls: the endpoint answered 429.

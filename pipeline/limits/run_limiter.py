@@ -41,6 +41,11 @@ class RunLimiter:
         )
         return RunLease(lease, self._limiter.storm)
 
+    def acquire_at_once(self, estimated_tokens: int) -> RunLease | None:
+        """Return leave to call where no limit is set, None where a call may have to wait."""
+        lease = self._limiter.acquire_at_once(run=self._run, estimated_tokens=estimated_tokens)
+        return None if lease is None else RunLease(lease, self._limiter.storm)
+
     async def note_rate_limited(self, retry_after_s: float | None) -> None:
         """Hold everybody's calls, if 429 is what most of them meet now.
 

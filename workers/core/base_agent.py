@@ -172,7 +172,8 @@ class BaseAgent(ABC):
         """
         messages = self.format_messages_for_llm(trajectory)
         response = await self.call_llm(llm_generate_func, messages, trajectory, **kwargs)
-        return self.read_response(response, content_chars(messages))
+        is_counted = response.prompt_tokens is not None
+        return self.read_response(response, 0 if is_counted else content_chars(messages))
 
     def read_response(self, response: ModelResponse, prompt_chars: int) -> list[TrajectoryStep]:
         """Return a reply's steps; agents with another idea of unlabelled text override this."""

@@ -158,7 +158,10 @@ def _version(value: Any) -> int | None:
 
 
 def _first(holder: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
-    return next((holder[key] for key in keys if holder.get(key) is not None), None)
+    for key in keys:
+        if (value := holder.get(key)) is not None:
+            return value
+    return None
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
