@@ -99,7 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     every.add_argument("--json", type=Path, help="write all figures to this file")
     every.add_argument("--plots", type=Path, help="folder for SVG of growth")
     every.set_defaults(run=run_goals)
-    sweep = commands.add_parser("sweep", help="B1 and B2 over concurrency, with charts")
+    sweep = commands.add_parser("sweep", help="B1, B2 and the pipeline over concurrency")
     sweep.add_argument("--workload", choices=sorted(WORKLOADS), default="W1")
     sweep.add_argument("--in-flight", type=int, nargs="+", default=[50, 100, 200, 500])
     sweep.add_argument("--plots", type=Path, default=Path("bench-plots"), help="folder for SVG")

@@ -90,6 +90,13 @@ def measure_concurrency() -> list[Figure]:
             figures.append(
                 Figure("G7", "peak memory of a worker", rss, "MiB", 150, 110, True, note)
             )
+        with PipelineSubject(concurrency=500, client="sdk") as subject:
+            run = subject.measure(load, mock)
+            rss = run.usage["worker-0"].peak_process_rss_bytes / MIB
+            note = f"{run.seen['peak_in_flight']} in flight"
+            figures.append(
+                Figure("G7", "the same with llm.client = sdk", rss, "MiB", 150, 110, True, note)
+            )
     return figures
 
 

@@ -1,6 +1,6 @@
-"""B1 and B2 against each other, and over concurrency: the floor that the pipeline is held to.
+"""B1 and B2 against each other, and with the pipeline beside them over concurrency.
 
-Run by `python -m benchmarks loops` and `... sweep`. Must not: know the pipeline.
+Run by `python -m benchmarks loops` and `... sweep`. Must not: judge.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from pathlib import Path
 
 from benchmarks.mock_server import MockServer
 from benchmarks.pairs import Comparison, compare, sweep
+from benchmarks.pipeline_subject import FreshPipeline
 from benchmarks.plots import Chart, Series
-from benchmarks.subjects import BareLoop, Measurement, Subject
+from benchmarks.subjects import BareLoop, Measurement
 from benchmarks.workloads import WORKLOADS
 
 
@@ -37,12 +38,11 @@ def sweep_loops(
     *,
     in_flight: Sequence[int],
     rollouts: int | None = None,
-    more: Sequence[Subject] = (),
 ) -> dict[str, list[tuple[int, Measurement]]]:
-    """B1, B2 and other subjects on one workload, at several concurrencies."""
+    """B1, B2 and the pipeline on one workload, at several concurrencies."""
     with MockServer() as mock:
         return sweep(
-            [BareLoop("B1"), BareLoop("B2"), *more],
+            [BareLoop("B1"), BareLoop("B2"), FreshPipeline()],
             WORKLOADS[workload].resized(rollouts=rollouts),
             mock,
             in_flight=in_flight,

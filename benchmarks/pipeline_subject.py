@@ -13,6 +13,7 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
@@ -52,7 +53,7 @@ class PipelineSubject:
         *,
         workers: int = 1,
         concurrency: int = 500,
-        client: str = "sdk",
+        client: str = "lean",
         broker_url: str | None = None,
     ) -> None:
         self.name = f"pipeline-{client}" + (f"-x{workers}" if workers > 1 else "")
@@ -216,6 +217,17 @@ class PipelineSubject:
                 raise RuntimeError(f"the workers did not start:\n{self._log.read()[-4000:]}")
             listener.wait(0.2)
         listener.close()
+
+
+class FreshPipeline:
+    """A deployment of its own for each measurement, as wide as the workload asks for."""
+
+    name = "pipeline"
+
+    def measure(self, workload: Workload, mock: MockServer) -> Measurement:
+        """Start one worker for `in_flight` attempts, measure, and end everything."""
+        with PipelineSubject(concurrency=workload.in_flight) as subject:
+            return replace(subject.measure(workload, mock), subject=self.name)
 
 
 @contextmanager
