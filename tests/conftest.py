@@ -20,6 +20,8 @@ from fixtures.brokers import (
     moto_server,
 )
 from fixtures.servers import PrivateServers
+from hypothesis import HealthCheck
+from hypothesis import settings as hypothesis_settings
 from sqlalchemy import Engine
 
 from pipeline.queue.broker import Broker, broker_of
@@ -38,6 +40,14 @@ def pytest_configure(config: pytest.Config) -> None:
     # boto3 wants some credentials; these open no account.
     os.environ["AWS_ACCESS_KEY_ID"] = os.environ["AWS_SECRET_ACCESS_KEY"] = "testing"
     config.addinivalue_line("filterwarnings", "error")
+    # The same examples for everybody, and no clock: a busy machine is no failure.
+    hypothesis_settings.register_profile(
+        "suite",
+        derandomize=True,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
+    hypothesis_settings.load_profile("suite")
 
 
 @pytest.fixture(scope="session")

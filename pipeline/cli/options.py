@@ -43,7 +43,10 @@ class WorkerOptions:
     """How workers are run; None leaves it to the settings."""
 
     concurrency: Annotated[
-        int | None, typer.Option("--concurrency", "-c", min=1, help="Attempts at once per worker.")
+        int | None,
+        typer.Option(
+            "--concurrency", "-c", min=1, help="Attempts at once per worker (default: 100)."
+        ),
     ] = None
     plugin: Annotated[
         list[str] | None,

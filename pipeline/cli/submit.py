@@ -53,37 +53,49 @@ class SubmitOptions:
             help="Default: exact_match; `none` (default of coding, swe): the agent's own verdict.",
         ),
     ] = None
-    n: Annotated[int | None, typer.Option("-n", min=1, help="Rollouts of each prompt.")] = None
+    n: Annotated[
+        int | None, typer.Option("-n", min=1, help="Rollouts of each prompt (default: 1).")
+    ] = None
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first prompts.")] = None
-    prompt_field: Annotated[str | None, typer.Option(metavar="FIELD", help="The prompt's.")] = None
+    prompt_field: Annotated[
+        str | None,
+        typer.Option(metavar="FIELD", help="Column of the prompt (default: prompt, question, …)."),
+    ] = None
     answer_field: Annotated[
-        str | None, typer.Option(metavar="FIELD", help="The gold answer's.")
+        str | None,
+        typer.Option(
+            metavar="FIELD", help="Column of the gold answer (default: answer, solution, …)."
+        ),
     ] = None
     model: Annotated[str | None, typer.Option(help="Model name sent with each call.")] = None
     base_url: Annotated[
         str | None, typer.Option(metavar="URL", help="OpenAI-compatible endpoint, with its /v1.")
     ] = None
     max_attempts: Annotated[
-        int | None, typer.Option(min=1, help="Executions that count, per rollout.")
+        int | None, typer.Option(min=1, help="Executions that count, per rollout (default: 3).")
     ] = None
     max_error_rate: Annotated[
         float | None, typer.Option(min=0, max=1, help="Share of failed rollouts that is too much.")
     ] = None
     max_steps: Annotated[
-        int | None, typer.Option(min=1, help="Turns and tool results of a trajectory.")
+        int | None,
+        typer.Option(min=1, help="Turns and tool results of a trajectory (default: the agent's)."),
     ] = None
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of one model response.")] = (
-        None
-    )
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of one model response (default: 512).")
+    ] = None
     timeout_s: Annotated[
-        float | None, typer.Option(min=0.001, help="Wall clock of one attempt's agent.")
+        float | None,
+        typer.Option(min=0.001, help="Wall clock of one attempt's agent (default: 600)."),
     ] = None
     temperature: Annotated[float | None, typer.Option(min=0, help="Of sampling.")] = None
     seed: Annotated[
         int | None, typer.Option(help="Of sampling; each rollout of a group adds its index.")
     ] = None
-    purpose: Annotated[str | None, typer.Option(help="train or eval.")] = None
-    queue: Annotated[str | None, typer.Option(help="Queue of the workers that may run it.")] = None
+    purpose: Annotated[str | None, typer.Option(help="train or eval (default: train).")] = None
+    queue: Annotated[
+        str | None, typer.Option(help="Queue of the workers that may run it (default: rollouts).")
+    ] = None
     split: Annotated[str | None, typer.Option(help="Split of the dataset.")] = None
     epoch: Annotated[
         int, typer.Option(min=0, help="Another one enqueues the same rows once more.")

@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -195,6 +195,3 @@ def check_slug(slug: str) -> str:
             "beginning with a letter or digit"
         )
     return slug
-
-
-Slug = Annotated[str, Field(pattern=SLUG.pattern)]

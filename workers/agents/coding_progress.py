@@ -38,7 +38,6 @@ class CodingProgress:
     explored: set[str] = field(default_factory=set)
     failed_attempts: int = 0
     has_edited: bool = False  #: since the tests ran last
-    tests_pass: bool = False
 
     def enter(self, phase: Phase) -> None:
         """Note the phase of the latest action."""
@@ -78,14 +77,13 @@ def _take(
         _explore(progress)
     elif is_edit(step.tool_name, args):
         if worked:
-            progress.has_edited, progress.tests_pass = True, False
+            progress.has_edited = True
             failed = progress.failed_attempts > 0
             progress.enter(Phase.REFINEMENT if failed else Phase.IMPLEMENTATION)
     elif step.tool_name == "search":
         _explore(progress)
     elif step.tool_name == "bash_executor" and _is_test(str(args.get("command")), test_command):
         progress.enter(Phase.TESTING)
-        progress.tests_pass = worked
         progress.failed_attempts += progress.has_edited and not worked
         progress.has_edited = False
 

@@ -214,9 +214,5 @@ def _pack(repository: str) -> bytes:
     return packed.getvalue()
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
 def _entries(root: Path) -> list[Path]:
     return [Path(folder) / name for folder, _, names in os.walk(root) for name in names]

@@ -16,7 +16,6 @@ from workers.llm.offline_rules import Reply, message_text
 END_OF_TURN = 256
 _ROLE_TOKENS = {"system": 257, "developer": 257, "user": 258, "assistant": 259, "tool": 260}
 _TOOLS_TOKEN = 261
-VOCABULARY_SIZE = 262
 
 
 def prompt_token_ids(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import get_args, get_type_hints
 
 import pytest
 
@@ -21,6 +22,20 @@ def config(**options) -> RunConfig:
 
 def test_without_options_a_run_asks_for_its_defaults():
     assert config() == RunConfig()
+
+
+def test_help_names_the_defaults_of_a_run():
+    told = {}
+    for name, hint in get_type_hints(SubmitOptions, include_extras=True).items():
+        text = getattr(get_args(hint)[1], "help", "") if get_args(hint) else ""
+        if found := re.search(r"\(default: ([\w.]+)\)", text):
+            told[name] = found[1]
+    asked = RunConfig()
+    known = {**asked.limits.model_dump(), **asked.model_dump()}
+    assert {"n", "max_attempts", "max_tokens", "timeout_s", "purpose", "queue"} <= told.keys()
+    for name, value in told.items():
+        expected = known[name]
+        assert value == (f"{expected:g}" if isinstance(expected, float) else str(expected)), name
 
 
 def test_options_become_fields():
