@@ -1,4 +1,4 @@
-"""`python -m benchmarks goals|loops|sweep|capacity|soak`; `rollout bench` runs the goals.
+"""`python -m benchmarks goals|loops|sweep|capacity|soak|scaling`; `rollout bench` runs the goals.
 
 Must not: hold any measuring code; `rollout bench` calls the same functions.
 """
@@ -15,8 +15,10 @@ from typing import Any
 
 from benchmarks import goals, report
 from benchmarks.capacity import measure_capacity
+from benchmarks.footprint import measure_footprint
 from benchmarks.growth import StoreTimes, growth_table, write_growth_charts
 from benchmarks.loops import compare_loops, sweep_loops, write_sweep_charts
+from benchmarks.scaling import SCALING_ROLLOUTS, measure_scaling, scaling_figures, scaling_table
 from benchmarks.soak import measure_soak
 from benchmarks.workloads import WORKLOADS
 
@@ -44,6 +46,8 @@ def run_goals(options: argparse.Namespace) -> None:
     if "store" in options.parts:
         store, times = goals.measure_store(rows=options.rows, pairs=options.pairs)
         figures += store
+    deployments = measure_scaling() if "scaling" in options.parts else []
+    figures += scaling_figures(deployments)
     print(report.figure_table(figures))
     if comparisons:
         print(report.comparison_table(comparisons))
@@ -51,8 +55,14 @@ def run_goals(options: argparse.Namespace) -> None:
         print(growth_table(times))
         if options.plots:
             print(*write_growth_charts(times, options.plots), sep="\n")
+    if deployments:
+        print(scaling_table(deployments))
     document = report.to_json(command=_command(), figures=figures, comparisons=comparisons)
-    _save(options.json, document | {"growth": [asdict(one) for one in times]})
+    document |= {
+        "growth": [asdict(one) for one in times],
+        "deployments": [one.to_json() for one in deployments],
+    }
+    _save(options.json, document)
 
 
 def run_sweep(options: argparse.Namespace) -> None:
@@ -84,6 +94,15 @@ def run_soak(options: argparse.Namespace) -> None:
         sys.exit("memory is not flat, or not all rollouts were finished")
 
 
+def run_scaling(options: argparse.Namespace) -> None:
+    footprint = measure_footprint()
+    found = measure_scaling(rollouts=options.rollouts)
+    print(scaling_table(found))
+    print(report.table(["bytes a rollout", ""], [[k, f"{v:,.0f}"] for k, v in footprint.items()]))
+    document = {"command": _command(), "machine": report.machine(), "bytes": footprint}
+    _save(options.json, document | {"deployments": [one.to_json() for one in found]})
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks")
     commands = parser.add_subparsers(required=True)
@@ -92,7 +111,7 @@ def _parser() -> argparse.ArgumentParser:
     loops.add_argument("--pairs", type=int, default=5)
     loops.set_defaults(run=run_loops)
     every = commands.add_parser("goals", help="G1 to G13, each beside its goal")
-    parts = ["loops", *goals.PARTS, "store"]
+    parts = ["loops", *goals.PARTS, "store", "scaling"]
     every.add_argument("--parts", nargs="+", choices=parts, default=parts)
     every.add_argument("--pairs", type=int, default=5)
     every.add_argument("--rows", type=int, default=1_000_000, help="rollouts in the store")
@@ -113,9 +132,12 @@ def _parser() -> argparse.ArgumentParser:
     soak.add_argument("--workers", type=int, default=1)
     soak.add_argument("--concurrency", type=int, default=500, help="attempts at once in a worker")
     soak.set_defaults(run=run_soak)
+    scaling = commands.add_parser("scaling", help="more processes, and bytes of one rollout")
+    scaling.add_argument("--rollouts", type=int, default=SCALING_ROLLOUTS)
+    scaling.set_defaults(run=run_scaling)
     for command in (loops, sweep):
         command.add_argument("--rollouts", type=int, help="instead of the workload's 1000")
-    for command in (loops, capacity, soak):
+    for command in (loops, capacity, soak, scaling):
         command.add_argument("--json", type=Path, help="write all figures to this file")
     return parser
 

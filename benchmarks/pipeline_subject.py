@@ -19,6 +19,7 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, Self
 
+import redis
 from sqlalchemy import Engine, text
 
 from benchmarks.mock_behaviour import MockBehaviour
@@ -45,6 +46,7 @@ class PipelineSubject:
         workers: Worker processes.
         concurrency: Attempts each of them runs at once.
         client: Model client, `sdk` or `lean`.
+        collectors: Collectors; beyond the controller's own, each in a process of its own.
         broker_url: A broker instead of the private Redis; its CPU is then not counted.
     """
 
@@ -54,12 +56,14 @@ class PipelineSubject:
         workers: int = 1,
         concurrency: int = 500,
         client: str = "lean",
+        collectors: int = 1,
         broker_url: str | None = None,
     ) -> None:
         self.name = f"pipeline-{client}" + (f"-x{workers}" if workers > 1 else "")
         self._workers = workers
         self._concurrency = concurrency
         self._client = client
+        self._collectors = collectors
         self._broker_url = broker_url
         self._stack = ExitStack()
         self.run = ""  #: slug of the run under way, or of the last one
@@ -67,7 +71,7 @@ class PipelineSubject:
     def __enter__(self) -> Self:
         folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="rb-")))
         folder.chmod(0o755)
-        services = EmbeddedServices(folder / "data")
+        services = self._services = EmbeddedServices(folder / "data")
         self._stack.callback(services.remove)
         database = services.start_postgres()
         broker = self._broker_url or services.start_redis()
@@ -84,6 +88,9 @@ class PipelineSubject:
         self._pids = {s.name: s.pid for s in services.status() if s.pid is not None}
         self._log = self._stack.enter_context((folder / "log").open("w+"))
         self._pids["controller"] = self._spawn("controller")
+        for number in range(1, self._collectors):
+            name = f"collector-{number}"
+            self._pids[name] = self._spawn("controller", "--only", "collector")
         for number in range(self._workers):
             self._pids[f"worker-{number}"] = self._spawn("worker", "-c", str(self._concurrency))
         self._await_workers()
@@ -170,6 +177,19 @@ class PipelineSubject:
     def finished(self) -> int:
         """Return how many rollouts of the run under way are done."""
         return self._counts()["closed"]
+
+    def connections(self) -> dict[str, int]:
+        """Return how many connections the deployment holds to Postgres and to Redis."""
+        query = text("SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'")
+        pool: Any = self._engine.pool
+        with self._engine.connect() as connection:
+            held = connection.execute(query).scalar_one() - pool.checkedin() - pool.checkedout()
+        found = {"postgres": held}
+        if self._broker_url is None:
+            client = redis.Redis.from_url(self._services.redis_client_url)
+            found["redis"] = len(client.client_list()) - 1
+            client.close()
+        return found
 
     def executed_again(self) -> int:
         """Return how many rollouts have an attempt that began after another had succeeded."""

@@ -1,0 +1,111 @@
+"""Bytes of one rollout: of its messages on the broker, of its rows in the store, of its log.
+
+Run by `python -m benchmarks scaling`; docs/scaling.md multiplies these. Measured on a private Redis
+and a private Postgres. Must not: count the trajectory's body, whose size is the agent's.
+"""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import redis
+from sqlalchemy import Connection, Engine, text
+
+from benchmarks.store import completion_of, enqueue_prompts
+from benchmarks.store_subject import GROUP, private_store
+from pipeline.contract.messages import AttemptBeat, Heartbeat
+from pipeline.dispatcher import request_of
+from pipeline.embedded import EmbeddedServices
+from pipeline.queue.broker import broker_of
+from pipeline.queue.frames import encode_completions
+from pipeline.queue.requests import RequestPublisher
+from pipeline.settings import load_settings
+from pipeline.store.engine import transact
+from pipeline.store.outcomes import record_outcomes
+from pipeline.store.rollouts import ClaimedAttempt, claim, keep_alive
+from pipeline.store.runs import Run
+
+_ROLLOUTS = 8_000
+_BATCH = 200
+_TABLES = ("prompts", "groups", "rollouts", "attempts", "trajectories", "rewards", "events")
+
+
+def measure_footprint() -> dict[str, float]:
+    """Return bytes by what they are of; those of rows include their indexes."""
+    with private_store() as (engine, folder):
+        found = _messages(engine, folder)
+        start = _log_position(engine)
+        run = enqueue_prompts(engine, "footprint", prompts=_ROLLOUTS // GROUP, n=GROUP)
+        found["log of enqueueing"] = (_log_position(engine) - start) / _ROLLOUTS
+        start = _log_position(engine)
+        while claimed := _claim(engine, run):
+            _work(engine, run, claimed)
+        found["log of claim, start and outcome"] = (_log_position(engine) - start) / _ROLLOUTS
+        with engine.connect() as connection:
+            for table in _TABLES:
+                found[f"rows of {table}"] = _size(connection, table) / _ROLLOUTS
+    return found
+
+
+def _messages(engine: Engine, folder: Path) -> dict[str, float]:
+    run = enqueue_prompts(engine, f"messages-{uuid.uuid4().hex[:6]}", prompts=_BATCH, n=1)
+    claimed = _claim(engine, run)
+    completions = [completion_of(run, attempt, b"") for attempt in claimed]
+    beats = [
+        AttemptBeat(rollout_id=one.rollout_id, attempt_no=1, phase="generating", step=3)
+        for one in claimed
+    ]
+    beat = Heartbeat(worker_id="worker@host", sequence=1, attempts=tuple(beats))
+    return {
+        "request": _request_bytes(run, claimed),
+        "completion without its body": len(encode_completions(completions)) / len(claimed),
+        "heartbeat, for each attempt": len(beat.model_dump_json()) / len(claimed),
+    }
+
+
+def _request_bytes(run: Run, claimed: list[ClaimedAttempt]) -> float:
+    """Publish requests as the dispatcher does, and weigh what Redis then holds."""
+    with TemporaryDirectory(prefix="rb-") as folder:
+        Path(folder).chmod(0o755)
+        services = EmbeddedServices(Path(folder) / "data")
+        try:
+            url = services.start_redis()
+            settings = load_settings(overrides={"broker": {"url": url}}, start=Path(folder))
+            publisher = RequestPublisher(broker_of(settings), expires_s=3600)
+            publisher.publish([request_of(run, one) for one in claimed], queue="footprint")
+            publisher.close()
+            client = redis.Redis.from_url(services.redis_client_url)
+            waiting: list[bytes] = client.lrange("footprint", 0, -1)  # pyright: ignore
+            client.close()
+        finally:
+            services.remove()
+    return sum(map(len, waiting)) / len(waiting)
+
+
+def _claim(engine: Engine, run: Run) -> list[ClaimedAttempt]:
+    return transact(engine, lambda c: claim(c, run, most=_BATCH, lease_s=60))
+
+
+def _work(engine: Engine, run: Run, claimed: list[ClaimedAttempt]) -> None:
+    """Let attempts be seen once by a heartbeat, then succeed with a body of one byte."""
+    beats = [
+        AttemptBeat(rollout_id=one.rollout_id, attempt_no=one.attempt_no, phase="generating")
+        for one in claimed
+    ]
+    beat = Heartbeat(worker_id="worker@host", sequence=1, attempts=tuple(beats))
+    transact(engine, lambda c: keep_alive(c, beat, lease_s=30))
+    said = [completion_of(run, one, b"\0") for one in claimed]
+    transact(engine, lambda c: record_outcomes(c, said))
+
+
+def _log_position(engine: Engine) -> float:
+    query = text("SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')")
+    with engine.connect() as connection:
+        return float(connection.execute(query).scalar_one())
+
+
+def _size(connection: Connection, table: str) -> int:
+    query = text("SELECT pg_total_relation_size(CAST(:table AS regclass))")
+    return connection.execute(query, {"table": table}).scalar_one()
