@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlencode
 
 from pydantic import Field, ValidationError
 from pydantic_settings import (
@@ -104,9 +105,17 @@ class Settings(BaseSettings):
             return None
         value = url.get_secret_value()
         is_redis = value.startswith(("redis://", "rediss://", "redis+socket://", "unix://"))
-        if value.startswith("rediss://") and "ssl_" not in value and self.broker.tls_ca_file:
-            value += f"{'&' if '?' in value else '?'}ssl_ca_certs={self.broker.tls_ca_file}"
+        if value.startswith("rediss://") and "ssl_" not in value and (files := self._tls_files()):
+            value += ("&" if "?" in value else "?") + urlencode(files)
         return value if is_redis or self.limits.redis_url else None
+
+    def _tls_files(self) -> dict[str, str]:
+        files = {
+            "ssl_ca_certs": self.broker.tls_ca_file,
+            "ssl_certfile": self.broker.tls_cert_file,
+            "ssl_keyfile": self.broker.tls_key_file,
+        }
+        return {name: str(path) for name, path in files.items() if path is not None}
 
     @property
     def limits_prefix(self) -> str:

@@ -1,22 +1,14 @@
-"""TLS towards the broker: certificates are checked, with our own authority if one is named."""
+"""TLS towards the broker: which settings become which options of which connection."""
 
 from __future__ import annotations
 
-import datetime
-import ipaddress
-import socket
 import ssl
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 import pytest
 import sqlalchemy as sa
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from pipeline.queue.broker import Broker, broker_of
 from pipeline.queue.celery_app import make_celery_app
@@ -30,7 +22,7 @@ def broker_at(url: str, tmp_path: Path, **more: Any) -> Broker:
 
 @pytest.fixture
 def files(tmp_path: Path) -> dict[str, Path]:
-    return {f"tls_{name}_file": tmp_path / f"{name}.pem" for name in ("ca", "cert", "key")}
+    return {f"tls_{name}_file": tmp_path / f"of us & {name}.pem" for name in ("ca", "cert", "key")}
 
 
 @pytest.mark.parametrize("url", ["redis://h/0", "redis+socket:///s", "amqp://h//", "sqs://a:b@"])
@@ -66,12 +58,19 @@ def test_rabbitmq_over_tls_checks_certificate_and_name(tmp_path, files):
     assert make_celery_app(broker).connection_for_write().ssl == broker.tls
 
 
-def test_shared_limits_trust_the_same_authority(tmp_path, files):
+@pytest.mark.parametrize("limits", [{}, {"redis_url": "rediss://other/1"}])
+def test_shared_limits_use_the_same_certificates(tmp_path, files, limits):
     settings = load_settings(
-        overrides={"broker": {"url": "rediss://h/0", "tls_ca_file": files["tls_ca_file"]}},
-        start=tmp_path,
+        overrides={"broker": {"url": "rediss://h/0", **files}, "limits": limits}, start=tmp_path
     )
-    assert settings.limits_redis_url == f"rediss://h/0?ssl_ca_certs={files['tls_ca_file']}"
+    assert settings.limits_redis_url is not None
+    url, _, query = settings.limits_redis_url.partition("?")
+    assert url == (limits.get("redis_url") or "rediss://h/0")
+    assert parse_qs(query) == {
+        "ssl_ca_certs": [str(files["tls_ca_file"])],
+        "ssl_certfile": [str(files["tls_cert_file"])],
+        "ssl_keyfile": [str(files["tls_key_file"])],
+    }
 
 
 def test_postgres_takes_its_tls_options_from_the_url(tmp_path):
@@ -85,92 +84,3 @@ def test_no_broker_shows_its_secrets(tmp_path):
     broker = broker_at("amqp://user:planted-pw@h//", tmp_path, signing_key="planted-key")
     for text in (repr(broker), str(broker), broker.place, str(broker.unavailable(OSError("no")))):
         assert "planted" not in text
-
-
-# A server with a certificate of its own authority
-
-
-def _certificate(tmp_path: Path) -> tuple[Path, Path]:
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "broker of a test")])
-    now = datetime.datetime.now(datetime.UTC)
-    names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(names, critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    cert_file, key_file = tmp_path / "server.pem", tmp_path / "server.key"
-    cert_file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    key_file.write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-    )
-    return cert_file, key_file
-
-
-class TlsServer:
-    """Shakes hands and says nothing more; notes what clients sent first."""
-
-    def __init__(self, certificate: Path, key: Path) -> None:
-        self.certificate = certificate
-        self.heard: list[bytes] = []
-        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self._context.load_cert_chain(certificate, key)
-        self._socket = socket.create_server(("127.0.0.1", 0))
-        self.port = self._socket.getsockname()[1]
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._thread.start()
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                plain, _ = self._socket.accept()
-            except OSError:
-                return
-            try:
-                with self._context.wrap_socket(plain, server_side=True) as secured:
-                    secured.settimeout(2)
-                    self.heard.append(secured.recv(100))
-            except OSError:
-                plain.close()
-
-    def close(self) -> None:
-        self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
-        self._thread.join(5)
-
-
-@pytest.fixture
-def tls_server(tmp_path: Path) -> Iterator[TlsServer]:
-    server = TlsServer(*_certificate(tmp_path))
-    yield server
-    server.close()
-
-
-@pytest.mark.parametrize("scheme", ["rediss", "amqps"])
-def test_an_unknown_authority_is_refused_and_a_named_one_is_trusted(tmp_path, tls_server, scheme):
-    url = f"{scheme}://user:planted-pw@127.0.0.1:{tls_server.port}//"
-
-    def greet(**more: Any) -> None:
-        with broker_at(url, tmp_path, connect_timeout_s=2, **more).connect() as connection:
-            connection.ensure_connection(max_retries=1, timeout=3)
-            connection.default_channel.queue_declare("q", passive=False)
-
-    with pytest.raises(Exception, match=r"(?i)certificate|ssl"):
-        greet()
-    assert b"planted" not in b"".join(tls_server.heard)
-    assert not any(tls_server.heard), "nothing was said to a stranger"
-    with pytest.raises(Exception, match=r"."):
-        greet(tls_ca_file=tls_server.certificate)
-    assert any(tls_server.heard), "the handshake was made"

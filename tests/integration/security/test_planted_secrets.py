@@ -15,14 +15,20 @@ import redis
 from fixtures.brokers import BrokerPlace
 from fixtures.deployment import Deployment
 from fixtures.waiting import wait_until
+from kombu import Connection
+from pyarrow import parquet
 from sqlalchemy import Engine, MetaData, make_url, select
 
 from pipeline.contract.errors import MalformedMessage
-from pipeline.contract.run import RunConfig
+from pipeline.contract.messages import COMPLETION_QUEUE, HEARTBEAT_QUEUE
+from pipeline.contract.run import DEFAULT_REQUEST_QUEUE, RunConfig
 from pipeline.contract.trajectory import unpack_record
 from pipeline.queue.frames import decode_completions
-from pipeline.store.engine import open_engine
+from pipeline.queue.payloads import open_payloads
+from pipeline.store.engine import open_engine, transact
 from pipeline.store.prompts import PromptSource
+from pipeline.store.runs import get_run
+from pipeline.trainer.export import export_run
 from producers.datasets import Prompt
 from producers.enqueue import enqueue
 
@@ -33,6 +39,7 @@ SECRETS = {
     "signing key": "planted-signing-key-4",
     "key of another service": "planted-service-key-5",
 }
+QUEUES = (DEFAULT_REQUEST_QUEUE, COMPLETION_QUEUE, HEARTBEAT_QUEUE)
 CODE = Path(__file__).with_name("leaky_code.py")
 
 
@@ -69,8 +76,67 @@ def echoing_model() -> Iterator[ThreadingHTTPServer]:
     server.server_close()
 
 
+class RedisKeys:
+    """Everything in a Redis."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def look(self) -> Iterator[tuple[str, bytes]]:
+        return kept_in_redis(self._client)
+
+    def let_go(self) -> None:
+        """Nothing is held by looking."""
+
+
+class AmqpQueues:
+    """The queues of a RabbitMQ; what was looked at is held until it is let go.
+
+    Given back after each look, messages would soon have been delivered too often to be kept.
+    """
+
+    def __init__(self, place: BrokerPlace) -> None:
+        self._place = place
+        self._seen: list[tuple[str, bytes]] = []
+        self._connection = Connection(place.url)
+
+    def look(self) -> Iterator[tuple[str, bytes]]:
+        for name in QUEUES:
+            try:
+                self._fetch(self._place.prefix + name)
+            except self._connection.channel_errors:
+                continue  # nobody has declared it yet
+        return iter(self._seen)
+
+    def _fetch(self, name: str) -> None:
+        channel: Any = self._connection.default_channel
+        while message := channel.basic_get(name, no_ack=False):
+            body = message.body
+            self._seen.append((name, body if isinstance(body, bytes) else body.encode()))
+            self._seen.append((f"properties in {name}", repr(message.properties).encode()))
+
+    def let_go(self) -> None:
+        self._connection.release()
+        self._seen = []
+
+
+Kept = RedisKeys | AmqpQueues
+
+
 @pytest.fixture
-def guarded_redis(redis_url: str) -> Iterator[tuple[BrokerPlace, redis.Redis]]:
+def broker(request: pytest.FixtureRequest) -> Iterator[tuple[BrokerPlace, Kept]]:
+    """A broker, and a look at all that it holds."""
+    if request.param == "redis":
+        yield request.getfixturevalue("guarded_redis")
+        return
+    place: BrokerPlace = request.getfixturevalue("amqp_place")
+    queues = AmqpQueues(place)
+    yield place, queues
+    queues.let_go()
+
+
+@pytest.fixture
+def guarded_redis(redis_url: str) -> Iterator[tuple[BrokerPlace, Kept]]:
     """The private Redis, with a password while the test runs."""
     socket = make_url(redis_url.replace("redis+socket://", "redis://h")).database
     path = f"/{socket}".partition("?")[0]
@@ -78,7 +144,7 @@ def guarded_redis(redis_url: str) -> Iterator[tuple[BrokerPlace, redis.Redis]]:
     client.config_set("requirepass", SECRETS["broker password"])
     client = redis.Redis(unix_socket_path=path, password=SECRETS["broker password"])
     url = redis_url.replace("://", f"://:{SECRETS['broker password']}@")
-    yield BrokerPlace("redis", url), client
+    yield BrokerPlace("redis", url), RedisKeys(client)
     client.config_set("requirepass", "")
 
 
@@ -155,16 +221,20 @@ def leaks(*kept: Iterator[tuple[str, bytes]]) -> list[str]:
     return sorted(found)
 
 
-@pytest.mark.parametrize("mode", ["inline", "object"])
+@pytest.mark.parametrize(
+    ("broker", "mode"),
+    [("redis", "inline"), ("redis", "object"), ("amqp", "inline")],
+    indirect=["broker"],
+)
 def test_nothing_that_is_kept_holds_a_secret(
     engine: Engine,
-    guarded_redis: tuple[BrokerPlace, redis.Redis],
+    broker: tuple[BrokerPlace, Kept],
     deploy: Callable[..., Deployment],
     echoing_model: ThreadingHTTPServer,
     monkeypatch: pytest.MonkeyPatch,
     mode: str,
 ):
-    place, client = guarded_redis
+    place, kept_in_broker = broker
     monkeypatch.setenv("OPENAI_API_KEY", SECRETS["model key"])
     monkeypatch.setenv("SOME_SERVICE_KEY", SECRETS["key of another service"])
     monkeypatch.setenv("MIRROR_URL", f"redis://:{SECRETS['broker password']}@h/0")
@@ -187,16 +257,25 @@ def test_nothing_that_is_kept_holds_a_secret(
         # First all but the collector, so that what waits on the broker can be seen.
         deployment.start_controller("dispatcher")
         deployment.start_worker()
-        queue = f"{place.prefix}rollout.completions"
-        wait_until(lambda: completions_in(client, queue) == 12, 40, seen=deployment.picture)
-        assert leaks(kept_in_redis(client)) == []
+        wait_until(lambda: completions_in(kept_in_broker.look()) == 12, 40, seen=deployment.picture)
+        assert leaks(kept_in_broker.look()) == []
+        kept_in_broker.let_go()
         deployment.start_controller("collector", "reconciler")
         deployment.wait_states({"succeeded": 2, "failed": 10})
         classes = {
             row["error_class"] for row in deployment.rows("SELECT error_class FROM rollouts")
         }
         assert classes == {None, "agent_bug", "model_bad_request", "reward_error"}
-        assert leaks(kept_in_tables(engine), kept_in_redis(client)) == []
+        assert leaks(kept_in_tables(engine), kept_in_broker.look()) == []
+        payloads = open_payloads(deployment.settings)
+        run = transact(engine, lambda connection: get_run(connection, "leaky"))
+        for to in ("jsonl", "parquet"):
+            report = export_run(
+                engine, run, deployment.folder / f"out.{to}", to=to, payloads=payloads
+            )
+            assert (report.rollouts, report.unreadable) == (12, 0)
+        rows = parquet.read_table(deployment.folder / "out.parquet").to_pylist()
+        (deployment.folder / "out.parquet.txt").write_text(str(rows))
     finally:
         deployment.close()
         with_password.dispose()
@@ -209,9 +288,9 @@ def test_nothing_that_is_kept_holds_a_secret(
         assert list((deployment.folder / "data" / "payloads").rglob("*.frame"))
 
 
-def completions_in(client: Any, queue: str) -> int:
+def completions_in(kept: Iterator[tuple[str, bytes]]) -> int:
     count = 0
-    for value in client.lrange(queue, 0, -1):
+    for _, value in kept:
         for layer in peeled(value):
             try:
                 count += len(decode_completions(layer)[0])
