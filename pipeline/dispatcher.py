@@ -80,8 +80,16 @@ class Dispatcher:
     def _publish(self) -> None:
         while self._unpublished:
             batch = self._unpublished[0]
-            self._publisher.publish(batch.requests, queue=batch.queue)
+            too_large = self._publisher.publish(batch.requests, queue=batch.queue)
             self._unpublished.pop(0)
+            if too_large:
+                self._fail(too_large)
+
+    def _fail(self, too_large: list[RolloutRequest]) -> None:
+        """End rollouts that no message can carry: tried again, they would hold up all others."""
+        log.warning("%d requests are too large for the broker; they failed.", len(too_large))
+        failures = [_too_large(request) for request in too_large]
+        transact(self._engine, lambda connection: record_outcomes(connection, failures))
 
     def _claim(self, connection: Connection) -> list[_Batch]:
         wait_to_claim(connection)
@@ -149,6 +157,29 @@ def request_of(run: Run, attempt: ClaimedAttempt) -> RolloutRequest:
 
 
 def _never_published(request: RolloutRequest) -> Completion:
+    return _unsent(
+        request,
+        ErrorRecord(
+            error_class=ErrorClass.WORKER_STOPPED,
+            code="never_published",
+            message="The dispatcher stopped before the broker had the request.",
+        ),
+    )
+
+
+def _too_large(request: RolloutRequest) -> Completion:
+    return _unsent(
+        request,
+        ErrorRecord(
+            error_class=ErrorClass.CONTRACT,
+            code="request_too_large",
+            message="Its prompt does not fit into a message of this broker. Shorten it, or let "
+            "the prompt name where its content lies.",
+        ),
+    )
+
+
+def _unsent(request: RolloutRequest, error: ErrorRecord) -> Completion:
     return Completion(
         run_id=request.run_id,
         group_id=request.group_id,
@@ -157,9 +188,5 @@ def _never_published(request: RolloutRequest) -> Completion:
         label=request.label,
         worker_id="",
         outcome="failed",
-        error=ErrorRecord(
-            error_class=ErrorClass.WORKER_STOPPED,
-            code="never_published",
-            message="The dispatcher stopped before the broker had the request.",
-        ),
+        error=error,
     )

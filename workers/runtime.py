@@ -7,11 +7,8 @@ a key goes only to the endpoint it was configured for.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
-from urllib.parse import urlsplit
 
 import orjson
 
@@ -27,6 +24,7 @@ from workers.attempt import Attempt
 from workers.core.base_agent import BaseAgent
 from workers.core.registry import get_agent_class
 from workers.core.tool_registry import get_global_tool_registry
+from workers.endpoints import allowed_endpoint, same_endpoint
 from workers.in_flight import InFlight
 from workers.llm.call_limits import CallLease, CallLimiter
 from workers.model_calls import ModelCalls, ModelClient
@@ -116,7 +114,7 @@ class Runtime:
         """
         request, llm = attempt.request, self.settings.llm
         model = request.model or llm.model or "default"
-        client = self._client(self._allowed(request.base_url), model, request)
+        client = self._client(allowed_endpoint(request.base_url, self.settings), model, request)
         overrides = dict(request.sampling)
         if "seed" in overrides:
             # Rollouts of a group must differ, and be the same when they are run again.
@@ -152,30 +150,6 @@ class Runtime:
             client = self._clients[key] = self._make_client(base_url, self.settings.llm, limiter)
         return client
 
-    def _allowed(self, base_url: str | None) -> str:
-        own = self.settings.llm.base_url
-        base_url = base_url or own
-        if base_url is None:
-            raise ModelBadRequest(
-                "Neither the run nor this worker names a model endpoint. "
-                "Give --base-url, or set OPENAI_BASE_URL for the worker.",
-                code="no_endpoint",
-            )
-        allowed = (
-            own,
-            self.settings.llm.anthropic_base_url,
-            *self.settings.worker.allowed_base_urls,
-        )
-        if not any(_same_endpoint(base_url, known) for known in allowed) and not _is_loopback(
-            base_url
-        ):
-            raise ModelBadRequest(
-                f"This worker may not call {base_url}: it is neither its own endpoint nor on "
-                "loopback. To allow it, set ROLLOUT_WORKER__ALLOWED_BASE_URLS for the worker.",
-                code="endpoint_not_allowed",
-            )
-        return base_url
-
 
 def _make_agent(request: RolloutRequest) -> BaseAgent:
     agent_class: Any = get_agent_class(request.agent)
@@ -200,9 +174,9 @@ def _make_client(base_url: str, llm: LlmSettings, limiter: CallLimiter | None) -
     from workers.llm.providers import make_client
 
     key = None
-    if _same_endpoint(base_url, llm.base_url):
+    if same_endpoint(base_url, llm.base_url):
         key = llm.api_key
-    elif _same_endpoint(base_url, llm.anthropic_base_url):
+    elif same_endpoint(base_url, llm.anthropic_base_url):
         key = llm.anthropic_api_key
     try:
         return make_client(
@@ -219,25 +193,3 @@ def _make_client(base_url: str, llm: LlmSettings, limiter: CallLimiter | None) -
         )
     except ConfigError as error:
         raise ModelBadRequest(str(error), code="bad_endpoint") from error
-
-
-def _same_endpoint(left: str, right: str | None) -> bool:
-    if right is None:
-        return False
-    a, b = urlsplit(left), urlsplit(right)
-    return (a.scheme, a.netloc.lower(), a.path.rstrip("/")) == (
-        b.scheme,
-        b.netloc.lower(),
-        b.path.rstrip("/"),
-    )
-
-
-@lru_cache(maxsize=_MAX_AGENTS)
-def _is_loopback(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -54,11 +54,12 @@ def ask_twice(within_s: float) -> None:
     publish = RequestPublisher.publish
     draw = random.Random(os.getpid())
 
-    def doubled(self: RequestPublisher, requests: Any, *, queue: str) -> None:
+    def doubled(self: RequestPublisher, requests: Any, *, queue: str) -> Any:
         shuffled = draw.sample(requests, len(requests))
-        publish(self, shuffled, queue=queue)
+        left_out = publish(self, shuffled, queue=queue)
         delay_s = draw.random() * within_s
         threading.Timer(delay_s, publish, (self, requests), {"queue": queue}).start()
+        return left_out
 
     RequestPublisher.publish = doubled
 
@@ -95,10 +96,10 @@ def _arm_before_publish(is_due: Callable[[], bool]) -> None:
 
     publish = RequestPublisher.publish
 
-    def doomed(self: RequestPublisher, requests: Any, *, queue: str) -> None:
+    def doomed(self: RequestPublisher, requests: Any, *, queue: str) -> Any:
         if is_due():
             die()
-        publish(self, requests, queue=queue)
+        return publish(self, requests, queue=queue)
 
     RequestPublisher.publish = doomed
 
@@ -108,11 +109,11 @@ def _arm_half_published(is_due: Callable[[], bool]) -> None:
 
     publish = RequestPublisher.publish
 
-    def doomed(self: RequestPublisher, requests: Any, *, queue: str) -> None:
+    def doomed(self: RequestPublisher, requests: Any, *, queue: str) -> Any:
         if is_due():
             publish(self, requests[: len(requests) // 2], queue=queue)
             die()
-        publish(self, requests, queue=queue)
+        return publish(self, requests, queue=queue)
 
     RequestPublisher.publish = doomed
 

@@ -24,6 +24,11 @@ BrokerKind = Literal["redis", "amqp", "sqs"]
 #: unacknowledged for moments: one that stays so belonged to a process that died.
 _VISIBILITY_S = 60
 
+#: Longest messages: RabbitMQ 4 unless told otherwise, and SQS; headers and the like take some.
+_AMQP_BYTES = 16 * 2**20
+_SQS_BYTES = 2**20
+_ENVELOPE_BYTES = 8 * 2**10
+
 
 @dataclass(frozen=True)
 class Broker:
@@ -37,6 +42,7 @@ class Broker:
         prefix: Put before queue names where the transport does not do that itself.
         signing_key: Signs what is sent, checks what is received; None: neither.
         tls: What kombu takes as `ssl`, None where the URL says it all.
+        most_bytes: Longest JSON text that fits into a message; None: longer than any request.
     """
 
     url: str = field(repr=False)
@@ -47,6 +53,7 @@ class Broker:
     connect_timeout_s: float = 5
     signing_key: bytes | None = field(default=None, repr=False)
     tls: dict[str, Any] | None = None
+    most_bytes: int | None = None
 
     @property
     def signer(self) -> Signer:
@@ -178,6 +185,7 @@ def _unsigned_broker(url: str, settings: Settings) -> Broker:
             prefix=prefix,
             connect_timeout_s=timeout_s,
             tls=_amqp_tls(url, settings.broker) if scheme == "amqps" else None,
+            most_bytes=_AMQP_BYTES - _ENVELOPE_BYTES,
         )
     if scheme == "sqs":
         return _sqs_broker(url, settings)
@@ -222,4 +230,11 @@ def _sqs_broker(url: str, settings: Settings) -> Broker:
         credentials, at, _ = parts.netloc.rpartition("@")
         url = urlunsplit(parts._replace(netloc=credentials + at + server.netloc))
         options["is_secure"] = server.scheme == "https"
-    return Broker(url, "sqs", options, connect_timeout_s=settings.broker.connect_timeout_s)
+    return Broker(
+        url,
+        "sqs",
+        options,
+        connect_timeout_s=settings.broker.connect_timeout_s,
+        # In base64, and the message around it once more.
+        most_bytes=(_SQS_BYTES - _ENVELOPE_BYTES) * 9 // 16,
+    )

@@ -6,6 +6,7 @@ the store.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
@@ -26,14 +27,16 @@ class RequestPublisher:
         self._app: Celery = make_celery_app(broker)
         self._expires_s = expires_s
 
-    def publish(self, requests: Sequence[RolloutRequest], *, queue: str) -> None:
-        """Publish all requests to a queue.
+    def publish(self, requests: Sequence[RolloutRequest], *, queue: str) -> list[RolloutRequest]:
+        """Publish requests to a queue; return those that are too large for this broker.
 
         Raises:
             QueueUnavailable: The broker does not answer; some may have been published, and
                 publishing all of them again does no harm: a worker runs an attempt once.
         """
-        self._send(TASK_RUN, [(request.label, request) for request in requests], queue)
+        named = [(request.label, request) for request in requests]
+        left_out = self._send(TASK_RUN, named, queue)
+        return [request for request in requests if request.label in left_out]
 
     def publish_rescores(self, requests: Sequence[RescoreRequest], *, queue: str) -> None:
         """Publish requests to score stored trajectories again.
@@ -49,14 +52,18 @@ class RequestPublisher:
         task: str,
         requests: Sequence[tuple[str, RolloutRequest | RescoreRequest]],
         queue: str,
-    ) -> None:
+    ) -> set[str]:
         name = self._broker.prefix + queue
         signer = self._broker.signer
         expires = datetime.now(UTC) + timedelta(seconds=self._expires_s)
+        left_out: set[str] = set()
         try:
             with self._app.producer_pool.acquire(block=True) as producer, producer.batch():
                 for task_id, request in requests:
                     message = request.model_dump_json(exclude_defaults=True)
+                    if not self._fits(message):
+                        left_out.add(task_id)
+                        continue
                     signature = signer.signature(message, REQUEST)
                     self._app.send_task(
                         task,
@@ -72,6 +79,14 @@ class RequestPublisher:
         except (OperationalError, BatchPublishError, OSError) as error:
             self._start_over()
             raise self._broker.unavailable(error) from error
+        return left_out
+
+    def _fits(self, message: str) -> bool:
+        most = self._broker.most_bytes
+        # Quoted once more inside its envelope, a character takes twelve bytes at most.
+        if most is None or len(message) * 12 <= most:
+            return True
+        return len(json.dumps(message)) <= most
 
     def stop_attempts(self, labels: Sequence[str]) -> None:
         """Tell workers to stop attempts that are no longer theirs; heard by those that can.

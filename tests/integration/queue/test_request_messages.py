@@ -63,6 +63,20 @@ def test_a_request_is_a_celery_message_with_readable_names(broker, publisher, co
     assert parse_message(RolloutRequest, argument) == request
 
 
+def test_what_fits_no_message_is_left_out_and_its_neighbours_are_sent(
+    broker, publisher, connection
+):
+    most = broker.most_bytes or 2**20
+    small, fitting, large = (
+        request_of(index, prompt={"prompt": "ä" * ((size - 1000) // 6)})
+        for index, size in enumerate((2000, most, most + 10_000))
+    )
+    left_out = publisher.publish([large, small, fitting], queue="rollouts")
+    assert left_out == ([large] if broker.most_bytes else [])
+    taken = take(broker, connection, 3 - len(left_out))
+    assert {small.label, fitting.label} <= {message.headers["id"] for message in taken}
+
+
 def test_a_request_that_nobody_starts_expires(broker, publisher, connection):
     publisher.publish([request_of()], queue="rollouts")
     (message,) = take(broker, connection, 1)

@@ -1,0 +1,102 @@
+"""Which endpoints a worker calls, and with which key: its settings decide, no message does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fixtures.messages import request_of
+
+from pipeline.contract.errors import ModelBadRequest
+from pipeline.settings import Settings, load_settings
+from workers.attempt import Attempt
+from workers.runtime import Runtime
+
+OWN = "https://models.example/v1"
+CLAUDE = "https://claude.example"
+ALLOWED = "http://other.example:8000/v1"
+
+
+@pytest.fixture
+def settings(tmp_path) -> Settings:
+    return load_settings(
+        overrides={
+            "llm": {
+                "base_url": OWN,
+                "api_key": "sk-own",
+                "anthropic_base_url": CLAUDE,
+                "anthropic_api_key": "sk-claude",
+                "model": "m",
+            },
+            "worker": {"allowed_base_urls": [ALLOWED]},
+        },
+        start=tmp_path,
+    )
+
+
+def client_for(settings: Settings, **request: Any) -> Any:
+    """Return the real client that an attempt of this request would call."""
+    runtime = Runtime(settings, "w")
+    calls = runtime.model_calls(Attempt(request_of(**request), "w"))
+    return calls._client
+
+
+@pytest.mark.parametrize(
+    ("base_url", "key"),
+    [
+        (None, "sk-own"),
+        (OWN, "sk-own"),
+        (OWN + "/", "sk-own"),
+        ("https://MODELS.example/v1", "sk-own"),
+        (CLAUDE, "sk-claude"),
+        (ALLOWED, ""),
+        ("http://127.0.0.1:8000/v1", ""),
+        ("http://localhost/v1", ""),
+        ("http://[::1]:9/v1", ""),
+    ],
+)
+def test_a_key_goes_to_the_endpoint_it_was_configured_for_and_no_other(settings, base_url, key):
+    client = client_for(settings, base_url=base_url)
+    assert client.api_key == key
+
+
+@pytest.mark.parametrize(
+    "base_url",
+    [
+        "https://evil.example/v1",
+        "http://models.example/v1",
+        "https://models.example:444/v1",
+        "https://models.example/v2",
+        "https://models.example.evil.example/v1",
+        "https://models.example@evil.example/v1",
+        "https://models.example%40evil.example/v1",
+        "http://127.0.0.1.evil.example/v1",
+        "http://localhost.evil.example/v1",
+        "http://127.0.0.1@evil.example/v1",
+        "http://evil.example\\@127.0.0.1/v1",
+        "http://127.0.0.1\t@evil.example/v1",
+        "http://user:pw@127.0.0.1/v1",
+        "http://evil.example#@127.0.0.1/v1",
+        "http://evil.example?@127.0.0.1/v1",
+        "//evil.example/v1",
+        "http:evil.example/v1",
+        "file:///etc/passwd",
+        "http://[::ffff:192.0.2.1]/v1",
+        "http://169.254.169.254/latest",
+        "http://0.0.0.0/v1",
+        "http://[::1/v1",
+        "http://127.0.0.1:99999/v1",
+        "/",
+    ],
+)
+def test_a_message_cannot_send_a_worker_anywhere_else(settings, base_url):
+    with pytest.raises(ModelBadRequest) as refused:
+        client_for(settings, base_url=base_url)
+    assert refused.value.code in ("endpoint_not_allowed", "bad_endpoint")
+    assert "sk-" not in str(refused.value)
+
+
+def test_neither_prompt_nor_options_of_a_message_name_an_endpoint(settings):
+    evil = {"base_url": "https://evil.example/v1", "api_key": "sk-evil", "endpoint": "evil"}
+    client = client_for(settings, prompt={"prompt": "Hello.", **evil}, sampling=dict(evil))
+    assert (client.base_url, client.api_key) == (OWN, "sk-own")
