@@ -108,6 +108,7 @@ class Fleet:
         self, *fleet: list[dict], seconds: float, lease_s: float = 2.0, **orders: float
     ) -> None:
         """Start one process per list of runs; they begin together once all are up."""
+        self.processes = []
         for runs in fleet:
             body = {"url": self.url, "prefix": self.prefix, "lease_s": lease_s, "runs": runs}
             self.processes.append(await _spawn(body))
