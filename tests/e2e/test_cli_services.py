@@ -37,7 +37,7 @@ def services(
 
 
 def start(services: CommandLine, *arguments: str) -> Running:
-    running = services.start(*arguments, "--json")
+    running = services.start(*arguments, "--json", forked=True)
     running.ready()
     return running
 
