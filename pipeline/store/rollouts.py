@@ -212,34 +212,40 @@ WITH passed AS (
     SELECT run_id, max(dispatched_at) - make_interval(secs => :grace_s) AS at FROM attempts
     WHERE state = 'running' AND started_at < now() - make_interval(secs => :grace_s) AND :fifo
     GROUP BY run_id
+), suspects AS MATERIALIZED (
+    -- Chosen before their rollouts are looked up: nearly all that is in flight is not silent.
+    SELECT a.*, p.process_id, p.capacity, p.last_seen_at,
+           coalesce(p.last_seen_at + make_interval(secs => :lease_s), a.lease_until) AS silent_from,
+           CASE WHEN p.process_id IS NULL THEN a.rollout_id END AS alone
+    FROM attempts a LEFT JOIN passed ON passed.run_id = a.run_id
+    LEFT JOIN processes p ON p.process_id = a.worker_id
+    WHERE a.state IN ('dispatched', 'running')
+      AND ((a.lease_until < now() AND a.lease_until < :read_up_to
+            -- All that a dead worker held is given up together, or nobody could say who was with
+            -- whom; what a living one holds no more waits a little for that.
+            AND (p.process_id IS NULL
+                 OR p.last_seen_at < least(now(), :read_up_to) - make_interval(secs => :lease_s)
+                 OR a.lease_until
+                    < least(now(), :read_up_to) - make_interval(secs => :lease_s / 2)))
+           OR (a.worker_id IS NULL
+               AND a.dispatched_at < :read_up_to - make_interval(secs => :grace_s)
+               AND a.dispatched_at < greatest(passed.at, CASE
+                   WHEN CAST(:empty_at AS timestamptz)
+                        < :read_up_to - make_interval(secs => :grace_s)
+                   THEN CAST(:empty_at AS timestamptz) - make_interval(secs => :grace_s) END)))
+    ORDER BY silent_from, alone FETCH FIRST (:most) ROWS WITH TIES
 )
 SELECT a.run_id, r.group_id, a.rollout_id, a.attempt_no, runs.slug, r.group_no, r.rollout_index,
        a.worker_id, r.lost_count,
-       CASE WHEN a.worker_id IS NOT NULL THEN p.capacity > 0
-                 AND p.last_seen_at < now() - make_interval(secs => :lease_s)
+       CASE WHEN a.worker_id IS NOT NULL THEN a.capacity > 0
+                 AND a.last_seen_at < now() - make_interval(secs => :lease_s)
             -- Killed before it could say what it had taken.
             ELSE EXISTS (SELECT FROM processes d WHERE d.kind = 'worker' AND d.capacity > 0
                          AND d.last_seen_at < now() - make_interval(secs => :grace_s)
                          AND d.last_seen_at > a.dispatched_at - make_interval(secs => :lease_s))
        END AS worker_died
-FROM attempts a JOIN rollouts r USING (rollout_id) JOIN runs ON runs.run_id = a.run_id
-LEFT JOIN passed ON passed.run_id = a.run_id
-LEFT JOIN processes p ON p.process_id = a.worker_id
-WHERE a.state IN ('dispatched', 'running')
-  AND ((a.lease_until < now() AND a.lease_until < :read_up_to
-        -- All that a dead worker held is given up together, or nobody could say who was with whom;
-        -- what a living one holds no more waits a little for that.
-        AND (p.process_id IS NULL
-             OR p.last_seen_at < least(now(), :read_up_to) - make_interval(secs => :lease_s)
-             OR a.lease_until < least(now(), :read_up_to) - make_interval(secs => :lease_s / 2)))
-       OR (a.worker_id IS NULL AND a.dispatched_at < :read_up_to - make_interval(secs => :grace_s)
-           AND a.dispatched_at < greatest(passed.at, CASE
-               WHEN CAST(:empty_at AS timestamptz)
-                    < :read_up_to - make_interval(secs => :grace_s)
-               THEN CAST(:empty_at AS timestamptz) - make_interval(secs => :grace_s) END)))
-ORDER BY coalesce(p.last_seen_at + make_interval(secs => :lease_s), a.lease_until),
-         CASE WHEN p.process_id IS NULL THEN a.rollout_id END
-FETCH FIRST (:most) ROWS WITH TIES
+FROM suspects a JOIN rollouts r USING (rollout_id) JOIN runs ON runs.run_id = a.run_id
+ORDER BY a.silent_from, a.alone
 """)
 
 
