@@ -1,6 +1,6 @@
-"""`python -m benchmarks goals|loops|sweep|capacity|soak|scaling`; `rollout bench` runs the goals.
+"""`python -m benchmarks goals|loops|sweep|capacity|soak|scaling|faults`.
 
-Must not: hold any measuring code; `rollout bench` calls the same functions.
+`rollout bench` runs the goals, and the faults if told so. Must not: hold any measuring code.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 from benchmarks import goals, report
 from benchmarks.capacity import measure_capacity
+from benchmarks.faults import campaign_command
 from benchmarks.footprint import measure_footprint
 from benchmarks.growth import StoreTimes, growth_table, write_growth_charts
 from benchmarks.loops import compare_loops, sweep_loops, write_sweep_charts
@@ -135,6 +136,9 @@ def _parser() -> argparse.ArgumentParser:
     scaling = commands.add_parser("scaling", help="more processes, and bytes of one rollout")
     scaling.add_argument("--rollouts", type=int, default=SCALING_ROLLOUTS)
     scaling.set_defaults(run=run_scaling)
+    faults = commands.add_parser("faults", help="harms private servers: is all as promised?")
+    campaign_command.add_arguments(faults)
+    faults.set_defaults(run=campaign_command.run)
     for command in (loops, sweep):
         command.add_argument("--rollouts", type=int, help="instead of the workload's 1000")
     for command in (loops, capacity, soak, scaling):

@@ -1,4 +1,4 @@
-"""`rollout bench`: the goals of docs/performance.md, measured on this machine."""
+"""`rollout bench`: the goals of docs/performance.md, and the faults of docs/reliability.md."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ def bench(
     parts: Annotated[
         list[str] | None,
         typer.Argument(
-            help="loops, concurrency, kill, handover, store, scaling; all when none is named."
+            help="loops, concurrency, kill, handover, store, scaling; all when none is named. "
+            "Or faults, alone: does everything survive?"
         ),
     ] = None,
     pairs: Annotated[int, typer.Option(min=1, help="Pairs of runs per comparison.")] = 5,
@@ -22,6 +23,11 @@ def bench(
     plots: Annotated[
         str | None, typer.Option(help="Draw how the store grows, as SVG files in this folder.")
     ] = None,
+    rollouts: Annotated[
+        int, typer.Option(min=100, help="faults: rollouts in the longest phase.")
+    ] = 5000,
+    broker: Annotated[str, typer.Option(help="faults: redis or rabbitmq.")] = "redis",
+    seed: Annotated[int, typer.Option(help="faults: of all that is drawn.")] = 1,
     json: Annotated[str | None, typer.Option(help="Write all figures to this file.")] = None,
 ) -> None:
     """Measure this machine: private servers, a mock model, and the bare loop beside it."""
@@ -31,11 +37,15 @@ def bench(
         )
     from benchmarks.__main__ import main
 
-    arguments = ["goals", "--pairs", str(pairs), "--rows", str(rows)]
-    if parts:
-        arguments += ["--parts", *parts]
-    if plots:
-        arguments += ["--plots", plots]
+    if parts == ["faults"]:
+        arguments = ["faults", "--broker", broker]
+        arguments += ["--rollouts", str(rollouts), "--seed", str(seed)]
+    else:
+        arguments = ["goals", "--pairs", str(pairs), "--rows", str(rows)]
+        if parts:
+            arguments += ["--parts", *parts]
+        if plots:
+            arguments += ["--plots", plots]
     if json:
         arguments += ["--json", json]
     main(arguments)
