@@ -11,19 +11,30 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
 from benchmarks.faults import controller, injections, trainer, worker
 from benchmarks.faults.deployment import SHORT_LEASE, Deployment, Size
-from benchmarks.faults.figures import Figures, count_figures
+from benchmarks.faults.figures import count_figures
 from benchmarks.faults.invariants import find_early_calls, find_violations
+from benchmarks.faults.results import (
+    CALM,
+    DEEDS,
+    DRAIN,
+    KILL,
+    LIMITED,
+    STORM,
+    TWICE,
+    Campaign,
+    Phase,
+)
 from benchmarks.faults.runs import GROUP_SIZE, FaultRun
 from benchmarks.faults.trainer_lives import TrainerLives
 from benchmarks.mock_behaviour import MockBehaviour
 from pipeline.limits.settings import LimitSettings
 from pipeline.limits.store import LimitStore
+from pipeline.settings import LeaseSettings
 
 #: Three workers that can hold 500 rollouts, and rollouts that last for seconds.
 BIG = Size(
@@ -38,64 +49,13 @@ BIG = Size(
 DRAINED_IN_FLIGHT = 500
 LIMIT_PER_S, LIMIT_BURST = 100, 50
 
+#: As in production; rollouts of a second, so that the lease is what recovery consists of.
+REAL_LEASE = Size(model_timeout_s=30.0, lease=LeaseSettings())
+#: Of recovery from a killed worker, beyond the lease.
+PROMISED_S = 5.0
+
 _PATIENCE_S = 900.0
 _LIMIT_LEARNED_S = 2.5
-
-
-@dataclass(slots=True)
-class Phase:
-    """One part of the campaign and what came of it."""
-
-    name: str
-    figures: Figures
-    violations: list[str]
-
-
-@dataclass(slots=True)
-class Campaign:
-    """Everything that is reported."""
-
-    broker: str
-    seed: int
-    rollouts: int
-    lease_s: float
-    phases: list[Phase] = field(default_factory=list)
-    trainer_deaths: int = 0
-
-    @property
-    def violations(self) -> list[str]:
-        """All that is not as promised."""
-        return [violation for phase in self.phases for violation in phase.violations]
-
-    @property
-    def figures(self) -> Figures:
-        """The sum over all phases with faults."""
-        return sum((p.figures for p in self.phases if p.name != CALM), Figures())
-
-    @property
-    def calm(self) -> Figures:
-        """The phase without faults."""
-        return next(phase.figures for phase in self.phases if phase.name == CALM)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return all figures."""
-        return {
-            "broker": self.broker,
-            "seed": self.seed,
-            "lease_s": self.lease_s,
-            "trainer_deaths": self.trainer_deaths,
-            "violations": self.violations,
-            "total": self.figures.to_json(),
-            "phases": {phase.name: phase.figures.to_json() for phase in self.phases},
-        }
-
-
-CALM = "no fault"
-STORM = "C1-C10, C12, C14-C17, one after the other"
-DRAIN = "C2 with 500 in flight"
-TWICE = "C11 everything twice, late, out of order"
-DEEDS = "C12 poison, C13 blocked loops"
-LIMITED = "C15 storm under a shared limit"
 
 
 def run_campaign(
@@ -130,6 +90,8 @@ def run_campaign(
         course.say_twice(groups // 10)
         course.deeds()
         course.limited()
+    with Deployment(broker, REAL_LEASE) as deployment:
+        _Course(deployment, campaign, Random(seed), say).kill()
     return campaign
 
 
@@ -154,14 +116,15 @@ class _Course:
         self._say(f"{name}: {groups * GROUP_SIZE} rollouts")
         run = FaultRun(self._deployment, groups=groups, **options)
         yield run
-        wall_s = run.wait_terminal(timeout_s=_PATIENCE_S)
+        run.wait_terminal(timeout_s=_PATIENCE_S)
         evidence = run.evidence()
-        figures = count_figures(evidence, wall_s=wall_s)
+        figures = count_figures(evidence)
         violations = find_violations(evidence)
-        self._campaign.phases.append(Phase(name, figures, violations))
+        lease_s = self._deployment.size.lease.lease_s
+        self._campaign.phases.append(Phase(name, figures, violations, lease_s))
         for violation in violations:
             self._say(f"VIOLATION {violation}")
-        self._say(f"  done in {wall_s:.1f} s, {figures.repeated} repeated")
+        self._say(f"  done in {figures.wall_s:.1f} s, {figures.repeated} repeated")
 
     def storm(self, groups: int) -> None:
         """Every fault in a drawn order, again and again while there is work; trainers die too."""
@@ -248,6 +211,22 @@ class _Course:
         )
         self._campaign.phases[-1].violations += list(early)
         asyncio.run(self._set_limits(LimitSettings()))
+
+    def kill(self) -> None:
+        """A worker dies and nobody lends a hand, not even its supervisor."""
+        with self.phase(KILL, groups=8, gated=True) as run:
+            run.wait_running(40)
+            run.note_fault("C1 kill -9 of a worker")
+            victim = self._random.choice(self._deployment.workers)
+            victim.keep = False
+            victim.process.kill()
+            run.open_gate()
+        phase = self._campaign.phases[-1]
+        slowest_s = max(phase.figures.recoveries_s, default=0.0)
+        if slowest_s > phase.lease_s + PROMISED_S:
+            phase.violations.append(f"C1: recovery took {slowest_s:.1f} s, lease {phase.lease_s} s")
+        if not phase.figures.recoveries_s:
+            phase.violations.append("C1: the worker that was killed had nothing to lose")
 
     def _start_trainers(self, run: FaultRun) -> list[TrainerLives]:
         trainers: list[TrainerLives] = []

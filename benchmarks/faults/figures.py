@@ -26,10 +26,10 @@ class Figures:
     failed: int = 0
     executions: int = 0
     repeated: int = 0  #: executions beyond the first of their rollout
-    superseded: int = 0  #: outcomes that came too late and were kept for audit
+    superseded: int = 0  #: attempts whose outcome came too late, or was not needed any more
     tokens: int = 0
     tokens_wasted: int = 0  #: of answers that no accepted outcome used
-    wall_s: float = 0.0
+    wall_s: float = 0.0  #: from the enqueue to the last outcome
     recoveries: list[tuple[str, float]] = field(default_factory=list)  #: fault, seconds
     faults: Counter[str] = field(default_factory=Counter)
 
@@ -64,7 +64,7 @@ class Figures:
         return values
 
 
-def count_figures(evidence: Evidence, *, wall_s: float) -> Figures:
+def count_figures(evidence: Evidence) -> Figures:
     """Count what the evidence shows."""
     ended = [row for row in evidence.rollouts if row["state"] in _TERMINAL]
     events = evidence.events_by_entity("rollout").values()
@@ -74,6 +74,7 @@ def count_figures(evidence: Evidence, *, wall_s: float) -> Figures:
         if attempt["state"] == "succeeded"
     )
     tokens = sum(call["tokens"] for call in evidence.calls)
+    last_s = max((row["finished_at"].timestamp() for row in ended), default=evidence.started_at)
     return Figures(
         rollouts=len(evidence.names_asked),
         lost=len(evidence.names_asked - {row["name"] for row in ended}),
@@ -84,7 +85,7 @@ def count_figures(evidence: Evidence, *, wall_s: float) -> Figures:
         superseded=sum(attempt["state"] == "superseded" for attempt in evidence.attempts),
         tokens=tokens,
         tokens_wasted=tokens - used,
-        wall_s=wall_s,
+        wall_s=last_s - evidence.started_at,
         recoveries=find_recoveries(evidence),
         faults=Counter(name for _, name in evidence.faults),
     )

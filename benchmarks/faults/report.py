@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from benchmarks.faults.campaign import Campaign
 from benchmarks.faults.figures import Figures
+from benchmarks.faults.results import Campaign
 from benchmarks.report import table
 
 
 def campaign_table(campaign: Campaign) -> str:
     """Return the figures of each phase, and the recoveries of each fault."""
-    rows = [_row(phase.name, phase.figures) for phase in campaign.phases]
-    rows.append(_row("all faults together", campaign.figures))
+    rows = [_row(phase.name, phase.lease_s, phase.figures) for phase in campaign.phases]
+    rows.append(_row("all faults, short lease", campaign.lease_s, campaign.figures))
     parts = [
-        f"broker {campaign.broker}, seed {campaign.seed}, lease {campaign.lease_s:g} s",
+        f"Broker {campaign.broker}, seed {campaign.seed}.",
         table(list(_COLUMNS), rows),
-        table(["fault", "injected", "recovery p50", "p99"], _recoveries(campaign.figures)),
-        f"trainers killed: {campaign.trainer_deaths}",
+        table(["fault", "injected", "recovery p50", "p99"], _recoveries(campaign)),
+        f"Throughput under faults / without: {campaign.throughput_kept:.2f}.",
         *(f"VIOLATION {violation}" for violation in campaign.violations),
         "No violation of I1-I11." if not campaign.violations else "",
     ]
@@ -24,11 +24,12 @@ def campaign_table(campaign: Campaign) -> str:
 
 _COLUMNS = (
     "phase",
+    "lease",
     "rollouts",
     "lost",
     "accepted twice",
     "failed",
-    "repeated",
+    "run again",
     "tokens wasted",
     "recovery p50",
     "p99",
@@ -36,10 +37,11 @@ _COLUMNS = (
 )
 
 
-def _row(name: str, figures: Figures) -> list[str]:
+def _row(name: str, lease_s: float, figures: Figures) -> list[str]:
     wasted = figures.tokens_wasted / figures.tokens if figures.tokens else 0.0
     return [
         name,
+        f"{lease_s:g} s",
         str(figures.rollouts),
         str(figures.lost),
         str(figures.accepted_twice),
@@ -52,7 +54,9 @@ def _row(name: str, figures: Figures) -> list[str]:
     ]
 
 
-def _recoveries(figures: Figures) -> list[list[str]]:
+def _recoveries(campaign: Campaign) -> list[list[str]]:
+    figures = campaign.figures
+    trainers = ["C14 kill -9 of a trainer", str(campaign.trainer_deaths), "–", "–"]
     return [
         [
             name,
@@ -60,8 +64,13 @@ def _recoveries(figures: Figures) -> list[list[str]]:
             _seconds(figures.recovery_s(0.5, name)),
             _seconds(figures.recovery_s(0.99, name)),
         ]
-        for name, count in sorted(figures.faults.items())
-    ]
+        for name, count in sorted(figures.faults.items(), key=_by_number)
+    ] + [trainers]
+
+
+def _by_number(fault: tuple[str, int]) -> tuple[int, str]:
+    name = fault[0]
+    return int(name.split()[0].strip("C,")), name
 
 
 def _seconds(value: float | None) -> str:

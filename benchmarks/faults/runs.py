@@ -119,8 +119,8 @@ class FaultRun:
             timeout_s=timeout_s,
         )
 
-    def wait_terminal(self, *, timeout_s: float = 60) -> float:
-        """Wait until every rollout has ended; return the seconds since the run began.
+    def wait_terminal(self, *, timeout_s: float = 60) -> None:
+        """Wait until every rollout has ended.
 
         Raises:
             TimeoutError: Some have not; says in which states they are.
@@ -129,7 +129,6 @@ class FaultRun:
             self.deployment.wait_until(self.is_done, what=self.slug, timeout_s=timeout_s)
         except TimeoutError as error:
             raise TimeoutError(f"{self.slug} is not done: {dict(self.states())}. {error}") from None
-        return wall_clock() - self.started_at
 
     def evidence(self) -> Evidence:
         """Return what the store and the histories say, once all has ended."""

@@ -15,9 +15,9 @@ PATIENCE_S = 150.0
 
 def judge(run: FaultRun, *, timeout_s: float = PATIENCE_S) -> Figures:
     """Wait until all is done and hold it against the invariants; return the figures."""
-    wall_s = run.wait_terminal(timeout_s=timeout_s)
+    run.wait_terminal(timeout_s=timeout_s)
     evidence = run.evidence()
-    figures = count_figures(evidence, wall_s=wall_s)
+    figures = count_figures(evidence)
     print(json.dumps(figures.to_json()))
     assert find_violations(evidence) == []
     assert figures.lost == 0

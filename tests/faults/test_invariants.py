@@ -44,6 +44,7 @@ def rollout(index: int) -> Row:
         "winner_attempt_no": 1,
         "reward": expected_reward(NAMES[index]),
         "error_class": None,
+        "finished_at": START + timedelta(seconds=3 * index + 2),
     }
 
 
@@ -99,6 +100,7 @@ def good_evidence() -> Evidence:
         ],
         calls=[{"at": 0.0, "rollout": name, "status": 200, "tokens": 15} for name in NAMES],
         changes=[],
+        started_at=START.timestamp(),
     )
 
 
@@ -187,10 +189,11 @@ def test_figures_count_what_was_done_again_and_how_long_it_took():
     evidence.calls.append({"at": 0.5, "rollout": NAMES[0], "status": 200, "tokens": 15})
     evidence.rollouts[0]["winner_attempt_no"] = 2
     evidence.faults.append((START.timestamp() + 0.5, "C1"))
-    figures = count_figures(evidence, wall_s=10.0)
+    figures = count_figures(evidence)
     assert (figures.rollouts, figures.lost, figures.accepted_twice) == (2, 0, 0)
     assert (figures.executions, figures.repeated) == (3, 1)
     assert figures.tokens_wasted == 15
+    assert figures.wall_s == pytest.approx(5.0)
     assert figures.recoveries_s == [pytest.approx(1.5)]
     assert figures.faults == {"C1": 1}
     assert (figures + figures).executions == 6
