@@ -59,17 +59,26 @@ class Collector:
         self._stop_attempts = stop_attempts
         self._process_id = process_id(self.name)
         self._reported_at = 0.0
+        self._unstored: Delivery | None = None
 
     def step(self) -> None:
         """Take in one delivery, or report after a while without any."""
         settings = self._settings.collector
-        delivery = self._consumer.receive(
-            most=settings.batch_size, linger_s=settings.linger_ms / 1000, timeout_s=_REPORT_EVERY_S
-        )
+        if self._unstored is None:
+            self._unstored = self._consumer.receive(
+                most=settings.batch_size,
+                linger_s=settings.linger_ms / 1000,
+                timeout_s=_REPORT_EVERY_S,
+            )
+        delivery = self._unstored
         if delivery.messages:
+            # If the store is away, the next step goes on here: while this connection lasts, the
+            # broker gives what was not acknowledged to nobody else.
             unwanted = self._take_in(delivery)
+            self._unstored = None
             self._consumer.ack(delivery)
             self._stop(unwanted)
+        self._unstored = None
         if time.monotonic() - self._reported_at >= _REPORT_EVERY_S:
             self._report(delivery)
 

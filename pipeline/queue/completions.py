@@ -141,11 +141,12 @@ class OutcomeConsumer:
         Raises:
             QueueUnavailable: The broker does not answer; what it delivered comes again.
         """
-        self._delivery = Delivery()
         try:
             if self._connection is None:
                 self._connect()
-            self._drain(timeout_s)
+            # What came since the last call, while the broker was asked something else, is here.
+            if not self._delivery.messages:
+                self._drain(timeout_s)
             until = time.monotonic() + linger_s
             while self._delivery.messages and len(self._delivery.completions) < most:
                 left = until - time.monotonic()
@@ -158,7 +159,8 @@ class OutcomeConsumer:
                 raise
             self.close()
             raise self._broker.unavailable(error) from error
-        return self._delivery
+        delivery, self._delivery = self._delivery, Delivery()
+        return delivery
 
     def ack(self, delivery: Delivery) -> None:
         """Acknowledge a delivery that is committed.
@@ -175,7 +177,7 @@ class OutcomeConsumer:
             raise self._broker.unavailable(error) from error
 
     def backlog(self) -> int:
-        """Return how many messages wait unread on the broker.
+        """Return how many messages wait unread, on the broker or here.
 
         Raises:
             QueueUnavailable: The broker does not answer.
@@ -183,7 +185,9 @@ class OutcomeConsumer:
         if self._connection is None:
             raise self._broker.unavailable(ConnectionError("not connected"))
         names = (COMPLETION_QUEUE, HEARTBEAT_QUEUE)
-        return sum(self._broker.depth(self._connection, name) for name in names)
+        waiting = sum(self._broker.depth(self._connection, name) for name in names)
+        # Over AMQP, messages may come before the answer does.
+        return waiting + len(self._delivery.messages)
 
     def close(self) -> None:
         """Close the connection; what was not acknowledged is delivered again."""
@@ -196,6 +200,7 @@ class OutcomeConsumer:
                 pass
 
     def _connect(self) -> None:
+        self._delivery = Delivery()  # what the old connection brought, this one brings again
         self._connection = connection = self._broker.connect(unacked_key=_UNACKED_KEY)
         connection.ensure_connection(max_retries=1, timeout=self._broker.connect_timeout_s)
         channel: Any = connection.channel()

@@ -92,6 +92,17 @@ def test_what_was_acknowledged_does_not_come_again(broker, publisher, consumer):
     assert whole.completions == [completion_of(2)]
 
 
+@pytest.mark.parametrize("broker_place", ["amqp"], indirect=True)
+def test_what_comes_while_the_backlog_is_counted_is_not_lost(broker, publisher, consumer):
+    publisher.send_completions([completion_of(1)])
+    receive(consumer, lambda d: d.completions)
+    publisher.send_completions([completion_of(2)])
+    with broker.connect() as other:
+        wait_until(lambda: broker.depth(other, COMPLETION_QUEUE) == 0, 20, what="its delivery")
+    assert consumer.backlog() == 1
+    assert receive(consumer, lambda d: d.completions).completions == [completion_of(2)]
+
+
 CRASHING_CONSUMER = """
 import os, sys
 from pathlib import Path
