@@ -128,7 +128,9 @@ class FaultRun:
         try:
             self.deployment.wait_until(self.is_done, what=self.slug, timeout_s=timeout_s)
         except TimeoutError as error:
-            raise TimeoutError(f"{self.slug} is not done: {dict(self.states())}. {error}") from None
+            raise TimeoutError(
+                f"{self.slug} is not done: {dict(self.states())}.\n{self._open_ends()}\n{error}"
+            ) from None
 
     def evidence(self) -> Evidence:
         """Return what the store and the histories say, once all has ended."""
@@ -138,6 +140,17 @@ class FaultRun:
     def is_done(self) -> bool:
         """Whether every rollout has ended."""
         return self._ended() == self.rollouts
+
+    def _open_ends(self) -> str:
+        query = """
+            SELECT r.group_no, r.rollout_index, r.state, a.attempt_no, a.state, a.worker_id,
+                   a.phase, a.step, now() - a.dispatched_at, now() - a.started_at,
+                   a.lease_until - now()
+            FROM rollouts r LEFT JOIN attempts a USING (rollout_id, attempt_no)
+            WHERE r.run_id = :run_id AND r.state IN ('queued', 'dispatched', 'running')
+            ORDER BY r.group_no, r.rollout_index LIMIT 30
+        """
+        return "\n".join(" ".join(map(str, row)) for row in self.rows(query))
 
     def _ended(self) -> int:
         states = self.states()

@@ -119,6 +119,20 @@ def test_the_answer_of_an_earlier_attempt_may_come_after_that_of_a_later_one(
     assert story.attempt(early)["state"] == "superseded"
 
 
+def test_a_request_that_two_workers_got_has_the_outcome_of_the_first(
+    engine, publisher, make_collector
+):
+    story = StoredRun(engine, n=1)
+    attempt = story.claim_one()
+    collector, consumer = make_collector()
+    for worker_id, reward in (("first", 0.25), ("second", 0.75)):
+        publisher.send_completions([story.succeeded(attempt, reward, worker_id=worker_id)])
+        take(collector, consumer, 1 if worker_id == "first" else 2)
+    assert story.rollout(attempt)["reward"] == 0.25
+    assert story.attempt(attempt)["worker_id"] == "first"
+    assert story.groups()[0]["n_succeeded"] == 1
+
+
 @pytest.mark.parametrize("visibility_s", [SHORT_S])
 def test_messages_that_come_back_after_their_commit_change_nothing(
     engine, publisher, make_collector
