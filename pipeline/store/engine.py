@@ -22,6 +22,7 @@ READY_CHANNEL = "rollout_ready"
 
 #: deadlock_detected, serialization_failure: the same transaction will do better the next time.
 _RETRYABLE = frozenset({"40P01", "40001"})
+_DISK_FULL = "53100"
 
 #: Execution option of statements that return bodies: sent as they are, not as hexadecimal digits.
 BINARY = "binary_results"
@@ -77,12 +78,14 @@ def transact(engine: Engine, work: Callable[[Connection], T], *, tries: int = 3)
         try:
             with engine.begin() as connection:
                 return work(connection)
-        except DBAPIError as error:
-            state = getattr(error.orig, "sqlstate", None)
-            if attempt < tries and (state in _RETRYABLE or error.connection_invalidated):
+        except (DBAPIError, psycopg.Error) as error:  # COPY's errors come as psycopg's own
+            state = _sqlstate(error)
+            is_dropped = isinstance(error, DBAPIError) and error.connection_invalidated
+            if attempt < tries and (state in _RETRYABLE or is_dropped):
                 time.sleep(0.02 * attempt)
                 continue
-            if isinstance(error, OperationalError) and state not in _RETRYABLE:
+            is_theirs = isinstance(error, (OperationalError, psycopg.OperationalError))
+            if is_theirs and state not in _RETRYABLE:
                 raise unavailable(engine, error) from error
             raise
     raise AssertionError("unreachable")
@@ -92,11 +95,21 @@ def unavailable(engine: Engine, error: BaseException) -> StoreUnavailable:
     """Say for a person that Postgres cannot be reached."""
     reason = str(getattr(error, "orig", error)).strip().splitlines()
     place = engine.url.render_as_string(hide_password=True)
+    if _sqlstate(error) == _DISK_FULL:
+        return StoreUnavailable(
+            f"The disk of Postgres at {place} is full.",
+            why=reason[0],
+            remedy="Make room there, and try again: what was committed stays.",
+        )
     return StoreUnavailable(
         f"Postgres at {place} does not answer.",
         why=reason[0] if reason else type(error).__name__,
         remedy="Check ROLLOUT_DATABASE__URL, or start local services: rollout up",
     )
+
+
+def _sqlstate(error: BaseException) -> str | None:
+    return getattr(getattr(error, "orig", error), "sqlstate", None)
 
 
 class Listener:

@@ -129,3 +129,17 @@ def test_the_database_refuses_counters_beyond_the_group(engine):
     StoredRun(engine, n=2)
     with pytest.raises(IntegrityError, match="groups_counters"):
         transact(engine, lambda c: c.execute(text("UPDATE groups SET n_failed = 3")))
+
+
+@pytest.mark.parametrize("through", ["a statement", "a copy"])
+def test_a_full_disk_of_the_server_is_said_to_be_one(engine, through):
+    raised = "DO $$ BEGIN RAISE EXCEPTION 'no space left' USING ERRCODE = 'disk_full'; END $$"
+
+    def work(connection: sa.Connection) -> None:
+        if through == "a statement":
+            connection.execute(text(raised))
+        # COPY goes past SQLAlchemy, and so do its errors.
+        connection.connection.cursor().execute(raised)
+
+    with pytest.raises(StoreUnavailable, match=r"The disk of Postgres .* is full\. no space left"):
+        transact(engine, work)
