@@ -62,7 +62,7 @@ class Reconciler:
         self._empty_looks: deque[datetime] = deque(maxlen=_MOST_LOOKS)
         #: When suspects that no worker had announced were given up, and how often lost before.
         self._unheld: list[tuple[float, int]] = []
-        self._folded_at = time.monotonic()
+        self._folded_at = -_FOLD_EVERY_S
 
     def step(self) -> None:
         """Give up what is silent, then wait."""

@@ -6,11 +6,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from fixtures.brokers import BrokerPlace
 from fixtures.stored_run import StoredRun
 from sqlalchemy import Connection, Engine, text
 
 from pipeline.contract.errors import ErrorClass
 from pipeline.contract.rollout import RolloutState
+from pipeline.queue.broker import broker_of
+from pipeline.queue.payloads import open_payloads
+from pipeline.reconciler import Reconciler
+from pipeline.settings import Settings
 from pipeline.store.accounting import check_accounting
 from pipeline.store.engine import transact
 from pipeline.store.inspection import errors_by_class, errors_by_worker
@@ -64,10 +69,6 @@ def counted(story: StoredRun) -> dict[str, Any]:
         "reward": (reward["n"], pytest.approx(reward["mean"]), pytest.approx(reward["std"])),
         "attempts": (attempts["n"], attempts["prompt"], attempts["completion"]),
     }
-
-
-def fold(story: StoredRun) -> int:
-    return transact(story.engine, fold_tallies)
 
 
 def n_rows(story: StoredRun) -> int:
@@ -138,16 +139,21 @@ def test_errors_are_told_by_class_code_and_worker_with_the_newest_example(story:
     assert [(row["worker"], row["errors"]) for row in by_worker] == [("w2", 2), ("w1", 1)]
 
 
-def test_folding_makes_few_rows_of_many_and_changes_no_sum(engine: Engine):
+def test_the_reconciler_makes_few_rows_of_many_and_changes_no_sum(
+    engine: Engine, redis_place: BrokerPlace, make_settings: Callable[..., Settings]
+):
     story = StoredRun(engine, prompts=60, n=1, n_min=1)
     while claimed := story.claim(1):
         story.beat(*claimed)
         story.record(story.succeeded(claimed[0], claimed[0].group_no / 7))
     many, before = n_rows(story), figures(story)
-    assert fold(story)
+    settings = make_settings(redis_place, lease={"poll_s": 0.01})
+    reconciler = Reconciler(engine, broker_of(settings), open_payloads(settings), settings)
+    reconciler.step()
+    reconciler.close()
     assert n_rows(story) < 10 < many
     assert figures(story) == before == counted(story)
-    assert fold(story) == 0
+    assert transact(engine, fold_tallies) == 0
     with engine.connect() as connection:
         assert check_accounting(connection, story.run.run_id) == []
 
