@@ -10,7 +10,7 @@ PYTHON ?= $(shell for name in python3 python3.14 python3.13 python3.12 python3.1
 CONSTRAINTS := $(wildcard constraints.txt)
 
 # Test processes at once; further arguments for pytest and for the benchmarks.
-JOBS ?= 2
+JOBS ?= 3
 ARGS ?=
 
 .DEFAULT_GOAL := help

@@ -97,10 +97,15 @@ def open_deployment(
         create: Whether a data directory may be made; else an empty one is an error.
 
     Raises:
+        ConfigError: The broker's URL is of no known kind.
         NotFound: There is no private store here, and none may be made.
         SchemaOutdated: The named database was not migrated.
         StoreUnavailable: It does not answer.
     """
+    if broker and not settings.embedded_broker:
+        from pipeline.queue.broker import broker_of
+
+        broker_of(settings)  # said before anything is started that could not use it
     is_private = settings.embedded_database
     if is_private and not create:
         _require_data(settings.data_dir)

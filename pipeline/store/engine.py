@@ -93,17 +93,18 @@ def transact(engine: Engine, work: Callable[[Connection], T], *, tries: int = 3)
 
 def unavailable(engine: Engine, error: BaseException) -> StoreUnavailable:
     """Say for a person that Postgres cannot be reached."""
-    reason = str(getattr(error, "orig", error)).strip().splitlines()
+    said = str(getattr(error, "orig", error)).strip().splitlines()
+    reason = (said[0] if said else type(error).__name__).rstrip(".") + "."
     place = engine.url.render_as_string(hide_password=True)
     if _sqlstate(error) == _DISK_FULL:
         return StoreUnavailable(
             f"The disk of Postgres at {place} is full.",
-            why=reason[0],
+            why=reason,
             remedy="Make room there, and try again: what was committed stays.",
         )
     return StoreUnavailable(
         f"Postgres at {place} does not answer.",
-        why=reason[0] if reason else type(error).__name__,
+        why=reason,
         remedy="Check ROLLOUT_DATABASE__URL, or start local services: rollout up",
     )
 

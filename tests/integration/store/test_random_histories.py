@@ -252,7 +252,7 @@ def test_no_history_breaks_an_invariant(engine):
     run_state_machine_as_test(
         OwnHistory,
         settings=settings(
-            max_examples=40,
+            max_examples=25,
             stateful_step_count=30,
             deadline=None,
             # Not `explain`: it traces every line, and a failure is clear enough without.
