@@ -1,4 +1,4 @@
-"""`python -m benchmarks goals|loops|sweep|capacity|soak|scaling|faults`.
+"""`python -m benchmarks goals|loops|sweep|capacity|limits|soak|scaling|faults`.
 
 `rollout bench` runs the goals, and the faults if told so. Must not: hold any measuring code.
 """
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import sys
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from benchmarks.capacity import measure_capacity
 from benchmarks.faults import campaign_command
 from benchmarks.footprint import measure_footprint
 from benchmarks.growth import StoreTimes, growth_table, write_growth_charts
+from benchmarks.limits import measure_limits
 from benchmarks.loops import compare_loops, sweep_loops, write_sweep_charts
 from benchmarks.scaling import SCALING_ROLLOUTS, measure_scaling, scaling_figures, scaling_table
 from benchmarks.soak import measure_soak
@@ -86,6 +88,14 @@ def run_capacity(options: argparse.Namespace) -> None:
         sys.exit("the mock does not serve five times what the fastest client asks for")
 
 
+def run_limits(options: argparse.Namespace) -> None:
+    figures = asyncio.run(measure_limits(seconds=options.seconds))
+    print(report.figure_table(figures))
+    _save(options.json, report.to_json(command=_command(), figures=figures))
+    if any(figure.verdict == "missed" for figure in figures):
+        sys.exit("a limit was missed")
+
+
 def run_soak(options: argparse.Namespace) -> None:
     workload = WORKLOADS[options.workload].resized(rollouts=options.rollouts)
     found = measure_soak(workload, workers=options.workers, concurrency=options.concurrency)
@@ -127,6 +137,9 @@ def _parser() -> argparse.ArgumentParser:
     capacity = commands.add_parser("capacity", help="is the mock fast enough?")
     capacity.add_argument("--duration-s", type=float, default=3.0)
     capacity.set_defaults(run=run_capacity)
+    limits = commands.add_parser("limits", help="what three processes are granted under one limit")
+    limits.add_argument("--seconds", type=float, default=20.0, help="for each kind of limit")
+    limits.set_defaults(run=run_limits)
     soak = commands.add_parser("soak", help="does memory stay flat over a long run?")
     soak.add_argument("--workload", choices=sorted(WORKLOADS), default="W0")
     soak.add_argument("--rollouts", type=int, default=50_000)
@@ -141,7 +154,7 @@ def _parser() -> argparse.ArgumentParser:
     faults.set_defaults(run=campaign_command.run)
     for command in (loops, sweep):
         command.add_argument("--rollouts", type=int, help="instead of the workload's 1000")
-    for command in (loops, capacity, soak, scaling):
+    for command in (loops, capacity, limits, soak, scaling):
         command.add_argument("--json", type=Path, help="write all figures to this file")
     return parser
 

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from limit_fleet import Fleet, PrivateRedis, find_server
 
+from benchmarks.limit_fleet import Fleet, PrivateRedis, find_server
 from pipeline.limits.memory import MemoryLimitStore
 from pipeline.limits.pool import LimiterPool
 from pipeline.limits.store import LimitStore

@@ -4,9 +4,9 @@ import random
 from collections.abc import AsyncIterator
 
 import pytest
-from limit_fleet import PrivateRedis
 from redis.asyncio import Redis
 
+from benchmarks.limit_fleet import PrivateRedis
 from pipeline.limits.ledger import Answer, Ask, Demand, Outcomes, Returned
 from pipeline.limits.memory import MemoryLedger
 from pipeline.limits.redis_ledger import SCRIPT_PARTS, RedisLedger, lua_source

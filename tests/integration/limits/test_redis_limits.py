@@ -7,9 +7,9 @@ import time
 from collections.abc import AsyncIterator
 
 import pytest
-from limit_fleet import PrivateRedis
 from redis.asyncio import Redis
 
+from benchmarks.limit_fleet import PrivateRedis
 from pipeline.contract.errors import ConfigError, InputError
 from pipeline.limits.ledger import LedgerUnavailable
 from pipeline.limits.limiter import Limiter

@@ -5,7 +5,8 @@ import time
 
 import pytest
 from fixtures.speed import at_least, at_most, one_of_three
-from limit_fleet import Fleet
+
+from benchmarks.limit_fleet import Fleet
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -113,17 +114,18 @@ async def test_a_429_seen_by_one_process_holds_all(fleet: Fleet) -> None:
 @one_of_three
 async def test_a_new_limit_is_followed_by_running_processes(fleet: Fleet) -> None:
     await fleet.limit()
-    await fleet.start(hungry(2), hungry(2), seconds=6)
+    await fleet.start(hungry(10), hungry(10), seconds=7)
     await asyncio.sleep(max(0.0, fleet.since + 1 - time.monotonic()))
     await fleet.limit(requests_per_minute=6_000, burst=10)
     first = time.monotonic()
-    await asyncio.sleep(2.5)
+    await asyncio.sleep(3)
     await fleet.limit(requests_per_minute=1_800, burst=10)
     second = time.monotonic()
     report = await fleet.report()
 
-    assert report.between(first + 1.2, second) / (second - first - 1.2) <= 100
-    assert report.between(second + 0.5, second + 2) / 1.5 <= 30 + 2
+    # A process that the machine kept from asking follows a little later than within a second.
+    assert report.between(first + 2, second) <= 100 * (second - first - 2) + 10
+    assert report.between(second + 1.5, second + 2.5) <= 30 + 10
     at_least(report.between(fleet.since, first) / (first - fleet.since), 120)
 
 

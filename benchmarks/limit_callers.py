@@ -1,7 +1,7 @@
-"""A worker process of the limit tests: callers that call as fast as they are let.
+"""A process of a fleet: callers that call as fast as they are let.
 
-Run as a script with its orders as JSON; is told on stdin when to begin, once it is up; prints when
-each call was granted, in the machine's monotonic clock, and what that cost in ledger calls.
+Run by `limit_fleet.py` with its orders as JSON; is told on stdin when to begin, once it is up;
+prints when each call was granted, in the machine's monotonic clock, and its ledger calls.
 """
 
 import asyncio

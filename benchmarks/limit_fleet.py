@@ -1,4 +1,7 @@
-"""A private Redis for the limit tests, and fleets of worker processes that share limits."""
+"""Worker processes that share limits through a private Redis, and what each call was granted.
+
+Used by `limits.py` and by the tests of limits. Must not: judge what was granted.
+"""
 
 import asyncio
 import contextlib
@@ -11,14 +14,13 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from limit_callers import ENDPOINT, MODEL
 from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
+from benchmarks.limit_callers import ENDPOINT, MODEL
+from benchmarks.mock_server import ROOT
 from pipeline.limits.settings import LimitSettings
 from pipeline.limits.store import LimitStore
-
-CALLERS = Path(__file__).with_name("limit_callers.py")
 
 
 def find_server() -> str | None:
@@ -29,7 +31,7 @@ def find_server() -> str | None:
 
 
 class PrivateRedis:
-    """A Redis server of one test session, on a unix socket of its own."""
+    """A Redis server on a unix socket of its own, which the user may kill."""
 
     def __init__(self, binary: str, folder: Path) -> None:
         self.binary, self.folder = binary, folder
@@ -38,6 +40,7 @@ class PrivateRedis:
         self.pid = 0
 
     def start(self) -> None:
+        """Start the server and wait until it answers."""
         command = [self.binary, "--port", "0", "--unixsocket", str(self.socket), "--save", ""]
         command += ["--dir", str(self.folder), "--logfile", str(self.folder / "log")]
         self.pid = os.posix_spawn(self.binary, command, os.environ)
@@ -51,6 +54,7 @@ class PrivateRedis:
         raise AssertionError(f"redis-server did not start: {(self.folder / 'log').read_text()}")
 
     def kill(self) -> None:
+        """End it, as a crash would."""
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
         self.socket.unlink(missing_ok=True)
@@ -65,9 +69,11 @@ class Report:
     by_process: list[int] = field(default_factory=list)
 
     def between(self, since: float, until: float, run: str = "") -> int:
+        """Count the grants in a window, of one run or of all."""
         return sum(since <= g[0] < until and run in ("", g[2]) for g in self.grants)
 
     def tokens_between(self, since: float, until: float) -> int:
+        """Add up the tokens granted in a window."""
         return sum(g[3] for g in self.grants if since <= g[0] < until)
 
     def most_in_a_second(self, *, tokens: bool = False) -> int:
@@ -82,6 +88,7 @@ class Report:
         return most
 
     def most_in_flight(self) -> int:
+        """Give the most calls that were in flight at once."""
         moves = sorted([(g[0], 1) for g in self.grants] + [(g[1], -1) for g in self.grants])
         most = now = 0
         for _, move in moves:
@@ -102,6 +109,7 @@ class Fleet:
     until: float = 0.0
 
     async def limit(self, **limits: int | bool) -> None:
+        """Put limits in force."""
         await self.store.set(ENDPOINT, MODEL, LimitSettings.model_validate(limits))
 
     async def start(
@@ -129,6 +137,7 @@ class Fleet:
             await process.stdin.drain()
 
     async def report(self) -> Report:
+        """Wait for all processes and gather what they were granted."""
         report = Report()
         for process in self.processes:
             out, _ = await asyncio.wait_for(process.communicate(), 60)
@@ -144,8 +153,10 @@ class Fleet:
 async def _spawn(orders: dict) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
         sys.executable,
-        str(CALLERS),
+        "-m",
+        "benchmarks.limit_callers",
         json.dumps(orders),
+        cwd=ROOT,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         limit=2**24,
