@@ -52,12 +52,12 @@ def freeze_worker(deployment: Deployment, random: Random) -> None:
 
 
 @contextmanager
-def frozen_worker(deployment: Deployment, random: Random) -> Iterator[None]:
+def frozen_worker(deployment: Deployment, random: Random) -> Iterator[Member]:
     """C3, as long as the caller likes."""
     frozen = random.choice(deployment.workers)
     frozen.process.signal(signal.SIGSTOP)
     try:
-        yield
+        yield frozen
     finally:
         frozen.process.signal(signal.SIGCONT)
 
@@ -188,7 +188,7 @@ INJECTIONS: dict[str, Injection] = {
 }
 
 
-def _during(fault: AbstractContextManager[None], for_s: float) -> None:
+def _during(fault: AbstractContextManager[object], for_s: float) -> None:
     with fault:
         time.sleep(for_s)
 

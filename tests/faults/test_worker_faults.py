@@ -4,8 +4,9 @@ import random
 
 from benchmarks.faults import injections
 from benchmarks.faults.deployment import Deployment
+from benchmarks.faults.fleet import Member
 from benchmarks.faults.runs import FaultRun
-from faults.rules import judge
+from faults.rules import PATIENCE_S, judge
 
 #: More than one worker can hold.
 BOTH = 40
@@ -29,8 +30,15 @@ def test_results_of_a_frozen_worker_come_too_late(deployment: Deployment, seeded
     run = FaultRun(deployment, groups=8, name="frozen", gated=True)
     run.wait_running(BOTH)
     run.note_fault("C3")
-    with injections.frozen_worker(deployment, seeded):
+    with injections.frozen_worker(deployment, seeded) as frozen:
         run.open_gate()
-        deployment.wait_until(lambda: run.count_lost(), what="its attempts to be given up")
+        run.wait_terminal(timeout_s=PATIENCE_S)
+    # It still has what was given to others meanwhile, and says so.
+    deployment.wait_until(lambda: held_by(run, frozen) == 0, what="the frozen one to let go")
     figures = judge(run)
     assert figures.repeated > 0
+
+
+def held_by(run: FaultRun, worker: Member) -> int | None:
+    query = "SELECT in_flight FROM processes WHERE process_id LIKE :pid"
+    return next((row.in_flight for row in run.rows(query, pid=f"%-{worker.process.pid}-%")), None)
