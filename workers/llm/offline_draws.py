@@ -59,9 +59,9 @@ def expected_is_wrong(seed: int, prompt_text: str, sample_key: object, rate: flo
         seed: The server's `--seed`.
         prompt_text: The key's question as it stands in the file, stripped; without a key, the
             stripped text of the first user message.
-        sample_key: The request's `seed` (in the pipeline a run's seed and the rollout's index), else
-            its `user` (there the rollout's label, `math7-g000013-r3`), else how often the prompt
-            was asked before.
+        sample_key: The request's `seed` (in the pipeline a run's seed and the rollout's index),
+            else its `user` (there the rollout's label, `math7-g000013-r3`), else how often the
+            prompt was asked before.
         rate: The server's `--wrong`.
     """
     return draw(seed, "wrong", prompt_text, sample_key) < rate
