@@ -132,7 +132,7 @@ def measure_handover() -> list[Figure]:
     """Measure G9: from the commit that makes a group of 8 ready to the trainer's hand, in W1."""
     load = WORKLOADS["W1"]
     arrived: dict[UUID, float] = {}
-    with MockServer() as mock, PipelineSubject() as subject:
+    with MockServer() as mock, PipelineSubject(commit_times=True) as subject:
         stop = threading.Event()
 
         def train() -> None:
@@ -151,7 +151,11 @@ def measure_handover() -> list[Figure]:
         subject.run_once(load, mock, meanwhile=trainer.start, group=8)
         stop.set()
         trainer.join()
-        query = text("SELECT group_id, extract(epoch FROM ready_at) FROM groups")
+        # The row of this move is never written again, so its transaction is the one that counts.
+        query = text("""
+            SELECT entity_id, extract(epoch FROM pg_xact_commit_timestamp(xmin))
+            FROM events WHERE entity = 'group' AND to_state = 'ready'
+        """)
         with subject.engine.connect() as connection:
             ready = {group_id: float(at) for group_id, at in connection.execute(query)}
     waits_ms = [(at - ready[group_id]) * 1000 for group_id, at in arrived.items()]

@@ -48,6 +48,7 @@ class PipelineSubject:
         client: Model client, `sdk` or `lean`.
         collectors: Collectors; beyond the controller's own, each in a process of its own.
         broker_url: A broker instead of the private Redis; its CPU is then not counted.
+        commit_times: Have Postgres keep when each transaction committed.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class PipelineSubject:
         client: str = "lean",
         collectors: int = 1,
         broker_url: str | None = None,
+        commit_times: bool = False,
     ) -> None:
         self.name = f"pipeline-{client}" + (f"-x{workers}" if workers > 1 else "")
         self._workers = workers
@@ -65,6 +67,7 @@ class PipelineSubject:
         self._client = client
         self._collectors = collectors
         self._broker_url = broker_url
+        self._commit_times = commit_times
         self._stack = ExitStack()
         self.run = ""  #: slug of the run under way, or of the last one
 
@@ -74,6 +77,10 @@ class PipelineSubject:
         services = self._services = EmbeddedServices(folder / "data")
         self._stack.callback(services.remove)
         database = services.start_postgres()
+        if self._commit_times:
+            _keep_commit_times(database)
+            services.down()
+            database = services.start_postgres()
         broker = self._broker_url or services.start_redis()
         self._engine: Engine = open_engine(database)
         self._stack.callback(self._engine.dispose)
@@ -237,6 +244,13 @@ class PipelineSubject:
                 raise RuntimeError(f"the workers did not start:\n{self._log.read()[-4000:]}")
             listener.wait(0.2)
         listener.close()
+
+
+def _keep_commit_times(database: str) -> None:
+    engine = open_engine(database)
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.execute(text("ALTER SYSTEM SET track_commit_timestamp = on"))
+    engine.dispose()
 
 
 class FreshPipeline:

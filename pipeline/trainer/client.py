@@ -124,7 +124,7 @@ class TrainerClient:
                 self._engine,
                 lambda connection: self._lease(connection, step, spec, policy_version),
             )
-            if pulled is not None:
+            if not isinstance(pulled, RunState):
                 replayed, groups, rollouts = pulled
                 return TrainBatch(
                     self._run.slug,
@@ -135,7 +135,7 @@ class TrainerClient:
                 )
             left = deadline - time.monotonic()
             # The figures are costly in a large run, so they are not asked for at each wake-up.
-            if left <= 0 or self._is_over():
+            if left <= 0 or pulled in (RunState.FINISHED, RunState.CANCELLED):
                 stats = self.stats()
                 if left <= 0 or stats.drained:
                     raise NotReady(stats, wanted=spec.groups)
@@ -219,13 +219,10 @@ class TrainerClient:
         self._listener.close()
         self._engine.dispose()
 
-    def _is_over(self) -> bool:
-        state = transact(self._engine, lambda connection: run_state(connection, self._run))
-        return state in (RunState.FINISHED, RunState.CANCELLED)
-
     def _lease(
         self, connection: Connection, step: int, spec: BatchSpec, policy_version: int | None
-    ) -> tuple[bool, list[Any], list[Any]] | None:
+    ) -> tuple[bool, list[Any], list[Any]] | RunState:
+        """Lease and read a batch, or return the run's state while there is too little."""
         leased = lease_batch(
             connection,
             self._run,
@@ -236,7 +233,7 @@ class TrainerClient:
             lease_s=self._lease_s,
         )
         if leased is None:
-            return None
+            return run_state(connection, self._run)
         return leased.replayed, *read_batch(connection, leased.batch_id)
 
     def _groups(self, groups: list[Any], rollouts: list[Any]) -> tuple[TrainGroup, ...]:
