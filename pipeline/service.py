@@ -6,6 +6,7 @@ broker left alone says so, waits, and goes on; it never exits because of them.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import socket
@@ -59,6 +60,17 @@ def run_service(service: Service, stop: threading.Event) -> None:
         failures += 1
         stop.wait(min(_MAX_BACKOFF_S, 0.1 * 2 ** min(failures, 10)))
     service.close()
+
+
+def spare_garbage_collection() -> None:
+    """Leave all that is loaded out of garbage collection, and look at the rest less often.
+
+    Called by a process that is ready to work. Most of what it allocates is freed without the
+    collector, which at its defaults takes a quarter of a worker's event loop.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 10, 10)
 
 
 def process_id(kind: str) -> str:

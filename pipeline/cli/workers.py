@@ -17,6 +17,7 @@ from pipeline.cli.logs import log_to_stderr
 from pipeline.cli.options import Json, WorkerOptions, takes
 from pipeline.cli.output import print_json
 from pipeline.contract.errors import InputError
+from pipeline.service import spare_garbage_collection
 
 WhileStdin = Annotated[
     bool, typer.Option("--while-stdin", hidden=True, help="End when stdin is closed.")
@@ -56,6 +57,7 @@ def worker(
     from workers.worker import run_worker
 
     def ready(worker_id: str) -> None:
+        spare_garbage_collection()
         if as_json:
             print_json({"ready": True, "worker": worker_id, "pid": os.getpid()})
 
@@ -88,6 +90,7 @@ def controller(
         end_with_stdin()
 
     def ready() -> None:
+        spare_garbage_collection()
         if as_json:
             print_json({"ready": True, "pid": os.getpid()})
 
