@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from alembic import command
+from alembic.config import Config
 from fixtures.brokers import BrokerPlace
 from fixtures.stored_run import StoredRun
 from sqlalchemy import Connection, Engine, text
 
+import migrations
 from pipeline.contract.errors import ErrorClass
 from pipeline.contract.rollout import RolloutState
 from pipeline.queue.broker import broker_of
@@ -186,3 +190,17 @@ def test_writers_of_one_run_and_folding_do_not_wait_for_each_other(engine: Engin
         assert impatient(fold_tallies)
     story.record(story.succeeded(one), story.succeeded(other))
     assert figures(story) == counted(story)
+
+
+def test_an_upgrade_counts_what_an_older_store_holds(story: StoredRun):
+    first, second = story.claim(2)
+    story.record(story.succeeded(first, 0.4), story.failed(second, ErrorClass.CONTRACT))
+    before = figures(story)
+    config = Config()
+    config.set_main_option("script_location", str(Path(migrations.__file__).parent))
+    with story.engine.connect() as connection:
+        config.attributes["connection"] = connection
+        command.downgrade(config, "0002")
+        command.upgrade(config, "head")
+    assert figures(story) == before
+    assert [row["error_code"] for row in story.rollouts() if row["state"] == "failed"] == ["test"]
