@@ -21,6 +21,7 @@ from benchmarks.growth import StoreTimes, measure_growth
 from benchmarks.mock_server import MockServer
 from benchmarks.pairs import Comparison, compare
 from benchmarks.pipeline_subject import PipelineSubject
+from benchmarks.queue_depth import measure_publish
 from benchmarks.report import Figure
 from benchmarks.store import measure_cycles, measure_enqueue, measure_pgbench
 from benchmarks.store_subject import private_store
@@ -178,6 +179,7 @@ def measure_store(
             for _ in range(pairs)
         ]
         times = measure_growth(engine, rows=rows)
+    empty_ms, deep_ms = measure_publish(depth=rows // 10)
     small, large = times[0], times[-1]
     ours, raw = (median(pair[side] for pair in cycles) for side in (0, 1))
     enqueue_s, copy_s = (median(pair[side] for pair in copies) for side in (0, 1))
@@ -222,6 +224,15 @@ def measure_store(
         *(
             Figure("G13", f"{what}, growth", growth, "", 1.5, 1.2, note=f"over {small.rollouts:,}")
             for what, growth in grown
+        ),
+        Figure(
+            "G13",
+            "publish 256 requests, growth",
+            deep_ms / empty_ms,
+            "",
+            1.5,
+            1.2,
+            note=f"{rows // 10:,} on the broker, {deep_ms:.1f} ms / none, {empty_ms:.1f} ms",
         ),
         Figure("", "status of a run", large.status_ms, "ms", 200, None, note=note),
         Figure("", "error summary of a run", large.errors_ms, "ms", 200, None, note=note),
