@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from fixtures.command_line import CommandLine, Running, processes_of, questions
+from fixtures.listeners import tcp_listeners
 from fixtures.waiting import wait_until
 from sqlalchemy import Engine, text
 
@@ -163,6 +164,7 @@ def test_up_starts_what_is_missing_and_nothing_twice(bare_rollout, folder, offli
         "ROLLOUT_BROKER__URL",
     }
     pids = {each["pid"] for each in started["processes"]}
+    assert [address for pid in pids for address in tcp_listeners(pid)] == [], "nothing listens"
     assert {each["pid"] for each in bare_rollout.json("up", "--workers", "1")["processes"]} == pids
     questions(folder / "sums.jsonl", 3)
     elsewhere = folder / "elsewhere"

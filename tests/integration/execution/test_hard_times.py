@@ -26,10 +26,11 @@ from kombu import Producer
 from sqlalchemy import Engine
 
 from pipeline.cli.app import run_command
-from pipeline.contract.errors import ServiceUnavailable
+from pipeline.contract.errors import QueueUnavailable, ServiceUnavailable
 from pipeline.contract.messages import TASK_RUN, Completion, Heartbeat
 from pipeline.queue.broker import broker_of
 from pipeline.queue.celery_app import make_celery_app
+from pipeline.queue.frames import encode_completions
 from pipeline.queue.payloads import FolderPayloads, load_body
 from workers.heartbeats import Heartbeats, HeartbeatTimes
 from workers.in_flight import InFlight
@@ -136,6 +137,59 @@ def test_a_worker_that_must_end_on_a_full_disk_sends_the_body_itself(full_disk, 
     outbox.close(timeout_s=0.5)
     (completion,) = sent.completions
     assert completion.body == b"x" * 50_000
+
+
+# A broker that is away
+
+
+class Away(Sent):
+    """A publisher whose broker does not answer."""
+
+    def send_completions(self, completions: Sequence[Completion]) -> None:
+        raise QueueUnavailable("The broker does not answer.")
+
+
+def test_what_no_broker_took_before_the_end_is_sent_by_the_next_worker(tmp_path):
+    spool, payloads = tmp_path / "spool", FolderPayloads(tmp_path / "payloads")
+
+    def outbox(publisher: Sent) -> Outbox:
+        made = Outbox(publisher, payloads, inline_max_bytes=10**6, spool=spool)  # pyright: ignore[reportArgumentType]
+        made.start()
+        return made
+
+    said = [completion_of(number, body=b"x" * 50) for number in (1, 2, 3)]
+    first = outbox(Away())
+    for completion in said:
+        first.put(completion)
+    first.close(timeout_s=0.2)
+    assert list(spool.glob("*.frame"))
+    (spool / "broken.frame").write_bytes(b"no frame")
+    sent = Sent()
+    second = outbox(sent)
+    second.put(completion_of(4))
+    wait_until(lambda: len(sent.completions) == 4, 10)
+    second.close(timeout_s=5)
+    assert sent.completions == [*said, completion_of(4)], "what lay there goes first, and whole"
+    assert [path.name for path in spool.iterdir()] == ["broken.frame"], "kept for a person"
+
+
+def test_an_outcome_that_cannot_be_written_down_holds_up_no_other(tmp_path, caplog):
+    class Encoding(Sent):
+        def send_completions(self, completions: Sequence[Completion]) -> None:
+            encode_completions(completions)
+            super().send_completions(completions)
+
+    sent, payloads = Encoding(), FolderPayloads(tmp_path)
+    outbox = Outbox(sent, payloads, inline_max_bytes=10**6, spool=tmp_path / "spool")  # pyright: ignore[reportArgumentType]
+    bad = completion_of(2).model_copy(update={"worker_id": "\ud83d"})
+    for completion in (completion_of(1), bad, completion_of(3)):
+        outbox.put(completion)
+    outbox.start()
+    wait_until(lambda: len(sent.completions) == 2, 10)
+    assert sent.completions == [completion_of(1), completion_of(3)]
+    assert "has an outcome that cannot be encoded" in caplog.text
+    outbox.close(timeout_s=5)
+    assert outbox.beats() == (), "its lease is not held either"
 
 
 # A blocked loop

@@ -1,0 +1,103 @@
+"""`rollout limits`: set from outside, in force for callers that are already there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pipeline.cli.app import run_command
+from pipeline.contract.errors import WaitTimeout
+from pipeline.limits.pool import open_pool
+from pipeline.settings import load_settings
+
+ENDPOINT, MODEL = "https://models.example/v1", "small"
+Cli = Callable[..., Any]
+
+
+@pytest.fixture
+def cli(redis_url: str, monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Any) -> Cli:
+    """Call the command line on a Redis, in a deployment of this test's own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ROLLOUT_BROKER__URL", redis_url)
+    monkeypatch.setenv("ROLLOUT_BROKER__PREFIX", f"t{uuid.uuid4().hex[:8]}-")
+
+    def call(*arguments: str, code: int = 0) -> Any:
+        capsys.readouterr()
+        assert run_command(["limits", *arguments, "--json"]) == code
+        return json.loads(capsys.readouterr().out)
+
+    return call
+
+
+def at(url: str = ENDPOINT) -> tuple[str, ...]:
+    return ("--base-url", url, "--model", MODEL)
+
+
+def test_limits_that_are_set_are_shown(cli):
+    assert cli("show") == []
+    cli("set", *at(), "--requests-per-minute", "600", "--tokens-per-minute", "9000")
+    (row,) = cli("show")
+    assert (row["endpoint"], row["model"]) == (ENDPOINT, MODEL)
+    assert row["limits"] == {"requests_per_minute": 600, "tokens_per_minute": 9000}
+    cli("set", *at(ENDPOINT + "/"), "--max-concurrency", "3")
+    (row,) = cli("show")
+    assert row["limits"] == {"max_concurrency": 3}, "as a whole, however the URL is written"
+    cli("set", *at())
+    (row,) = cli("show")
+    assert row["limits"] == {}
+
+
+def test_running_callers_follow_what_is_set_and_lifted(cli):
+    settings = load_settings()
+
+    async def call() -> None:
+        pool = await open_pool(settings.limits_redis_url, prefix=settings.limits_prefix)
+        limiter = pool.limiter(ENDPOINT, MODEL)
+
+        async def may_call(timeout_s: float) -> bool:
+            try:
+                lease = await limiter.acquire(run="r", estimated_tokens=0, timeout_s=timeout_s)
+            except WaitTimeout:
+                return False
+            await lease.release()
+            return True
+
+        held = [await limiter.acquire(run="r", estimated_tokens=0) for _ in range(5)]
+        await asyncio.to_thread(cli, "set", *at(), "--max-concurrency", "5")
+        tries = [await may_call(0.5)]
+        while tries[-1] and len(tries) < 100:
+            await asyncio.sleep(0.1)
+            tries.append(await may_call(0.5))
+        assert not tries[-1], "five are in flight, and no more may be"
+        (row,) = await asyncio.to_thread(cli, "show")
+        assert (row["in_flight"], row["cap"]) == (5, 5)
+        await asyncio.to_thread(cli, "set", *at())
+        assert await may_call(20)
+        for lease in held:
+            await lease.release()
+        await pool.close()
+
+    asyncio.run(call())
+
+
+@pytest.mark.parametrize("options", [("--requests-per-minute", "0"), ("--max-concurrency", "-1")])
+def test_a_limit_that_means_nothing_is_a_usage_error(cli, options):
+    assert cli("set", *at(), *options, code=2)["error"]["code"] == "E002"
+
+
+def test_a_redis_that_is_away_is_named(cli, monkeypatch):
+    monkeypatch.setenv("ROLLOUT_LIMITS__REDIS_URL", "redis://:planted-pw@127.0.0.1:1/0")
+    error = cli("show", code=6)["error"]
+    assert error["code"] == "E205"
+    assert "ROLLOUT_LIMITS__REDIS_URL" in error["remedy"]
+    assert "planted-pw" not in json.dumps(error)
+
+
+def test_without_any_redis_nothing_can_be_shared(cli, monkeypatch):
+    monkeypatch.setenv("ROLLOUT_BROKER__URL", "amqp://guest:guest@127.0.0.1:5672//")
+    assert cli("show", code=3)["error"]["code"] == "E101"
