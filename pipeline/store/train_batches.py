@@ -248,6 +248,21 @@ def abandon_batch(
     ).scalar_one()
 
 
+_FORGET = text("""
+WITH forgotten AS (
+    UPDATE train_batches SET state = 'abandoned'
+    WHERE run_id = :run_id AND consumer = :consumer AND trainer_step > :step AND state = 'expired'
+    RETURNING batch_id
+)
+DELETE FROM train_batch_groups m USING forgotten WHERE m.batch_id = forgotten.batch_id
+""")
+
+
+def forget_lost_batches(connection: Connection, run: Run, *, consumer: str, after: int) -> None:
+    """Free the later steps whose groups another consumer took: each may lease others instead."""
+    connection.execute(_FORGET, {"run_id": run.run_id, "consumer": consumer, "step": after})
+
+
 def list_steps(connection: Connection, run: Run, *, consumer: str) -> list[tuple[int, str]]:
     """Return a consumer's steps with their states, in order."""
     rows = connection.execute(

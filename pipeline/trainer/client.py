@@ -34,6 +34,7 @@ from pipeline.store.status import run_state, run_stats
 from pipeline.store.train_batches import (
     abandon_batch,
     commit_batches,
+    forget_lost_batches,
     lease_batch,
     list_steps,
     read_batch,
@@ -172,16 +173,23 @@ class TrainerClient:
     def resume(self, *, committed_step: int | None) -> ResumeInfo:
         """Say where to go on after a restart from the checkpoint of `committed_step`.
 
-        Steps up to it are committed, if the trainer had no time to; later ones can be replayed.
+        Steps up to it are committed, if the trainer had no time to; later ones can be replayed, but
+        for those that another consumer took over: they lease other groups when they are pulled.
         None: there is no checkpoint.
+
+        Raises:
+            Refused: One of the committed steps was taken over by another consumer.
         """
+        after = -1 if committed_step is None else committed_step
         if committed_step is not None:
             self.commit(committed_step)
-        steps = transact(
+        transact(
             self._engine,
-            lambda connection: list_steps(connection, self._run, consumer=self._consumer),
+            lambda connection: forget_lost_batches(
+                connection, self._run, consumer=self._consumer, after=after
+            ),
         )
-        after = -1 if committed_step is None else committed_step
+        steps = self._steps()
         replay = tuple(
             step for step, state in steps if step > after and state in ("leased", "committed")
         )
@@ -195,14 +203,22 @@ class TrainerClient:
         self,
         spec: BatchSpec | None = None,
         *,
-        start_step: int = 0,
+        start_step: int | None = None,
         timeout_s: float = 600.0,
     ) -> Iterator[TrainBatch]:
         """Yield batch after batch until the run has no more; the caller commits.
 
+        Args:
+            spec: What each batch is to hold.
+            start_step: The first step; None: the one after the last that was committed.
+            timeout_s: Longest wait for a batch.
+
         Raises:
             NotReady: Nothing became ready for `timeout_s`.
         """
+        if start_step is None:
+            committed = [step for step, state in self._steps() if state == "committed"]
+            start_step = max(committed, default=-1) + 1
         step = start_step
         while True:
             try:
@@ -218,6 +234,12 @@ class TrainerClient:
         """Close the connections to the store."""
         self._listener.close()
         self._engine.dispose()
+
+    def _steps(self) -> list[tuple[int, str]]:
+        return transact(
+            self._engine,
+            lambda connection: list_steps(connection, self._run, consumer=self._consumer),
+        )
 
     def _lease(
         self, connection: Connection, step: int, spec: BatchSpec, policy_version: int | None

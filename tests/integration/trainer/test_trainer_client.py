@@ -1,0 +1,157 @@
+"""What a trainer can rely on when it, another one, or both come back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from fixtures.stored_run import StoredRun
+from sqlalchemy import Engine
+
+from pipeline.contract.errors import Refused
+from pipeline.contract.train_batch import BatchSpec, NotReady, TrainBatch
+from pipeline.store.accounting import check_accounting
+from pipeline.trainer.client import TrainerClient
+
+TWO = BatchSpec(groups=2)
+#: A lease that is over as soon as it is granted.
+AT_ONCE = 0.0
+
+Connect = Callable[..., TrainerClient]
+
+
+@pytest.fixture
+def story(engine: Engine) -> Iterator[StoredRun]:
+    """Six complete groups; the books balance in the end."""
+    story = StoredRun(engine, prompts=6, n=2)
+    story.record(*[story.succeeded(a, reward=float(a.rollout_index)) for a in story.claim()])
+    yield story
+    with engine.connect() as connection:
+        assert check_accounting(connection, story.run.run_id) == []
+
+
+@pytest.fixture
+def connect(story: StoredRun) -> Connect:
+    def connect(consumer: str = "a", *, lease_s: float = 3600.0) -> TrainerClient:
+        return TrainerClient(story.engine, run=story.run.slug, consumer=consumer, lease_s=lease_s)
+
+    return connect
+
+
+def numbers(batch: TrainBatch) -> list[int]:
+    return [group.group_no for group in batch.groups]
+
+
+def states(story: StoredRun) -> str:
+    return " ".join(group["state"] for group in story.groups())
+
+
+def test_a_step_gives_the_same_batch_to_whoever_comes_back(connect):
+    first = connect().pull(3, TWO)
+    again = connect().pull(3, BatchSpec(groups=5))
+    assert (numbers(first), first.replayed) == ([0, 1], False)
+    assert again.groups == first.groups
+    assert again.replayed
+
+
+def test_no_group_is_in_two_batches(connect):
+    batches = [connect(consumer).pull(step, TWO) for consumer, step in [("a", 0), ("b", 0)]]
+    batches.append(connect("a").pull(1, TWO))
+    assert sorted(number for batch in batches for number in numbers(batch)) == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_commit_takes_all_steps_up_to_it_and_again_nothing(connect, story):
+    trainer = connect()
+    for step in range(3):
+        trainer.pull(step, TWO)
+    assert trainer.commit(1, checkpoint_uri="file:///c1") == 4
+    assert trainer.commit(1) == trainer.commit(0) == 0
+    assert states(story) == "consumed consumed consumed consumed leased leased"
+    assert numbers(trainer.pull(0, TWO)) == [0, 1]
+    assert states(story).count("consumed") == 4
+
+
+def test_what_is_abandoned_is_for_whoever_pulls_next(connect, story):
+    trainer = connect()
+    trainer.pull(0, TWO)
+    assert trainer.abandon(0, reason="out of memory") == 2
+    assert trainer.abandon(0, reason="again") == 0
+    assert states(story) == "ready " * 5 + "ready"
+    assert numbers(connect("b").pull(0, TWO)) == [0, 1]
+    assert numbers(trainer.pull(0, TWO)) == [2, 3]
+
+
+def test_a_committed_step_cannot_be_abandoned(connect, story):
+    trainer = connect()
+    trainer.pull(0, TWO)
+    trainer.commit(0)
+    assert trainer.abandon(0, reason="too late") == 0
+    assert states(story).startswith("consumed consumed")
+
+
+def test_a_lease_that_ran_out_stays_its_consumers_until_another_one_is_short(connect):
+    idle = connect("a", lease_s=AT_ONCE)
+    assert numbers(idle.pull(0, TWO)) == [0, 1]
+    assert numbers(connect("b").pull(0, BatchSpec(groups=4))) == [2, 3, 4, 5]
+    assert idle.pull(0, TWO).replayed
+    assert idle.commit(0) == 2
+
+
+def test_groups_that_another_consumer_took_over_are_trained_once(connect, story):
+    idle, other = connect("a", lease_s=AT_ONCE), connect("b")
+    idle.pull(0, TWO)
+    assert numbers(other.pull(0, BatchSpec(groups=6))) == [0, 1, 2, 3, 4, 5]
+    with pytest.raises(Refused):
+        idle.pull(0, TWO)
+    with pytest.raises(Refused):
+        idle.commit(0)
+    assert other.commit(0) == 6
+
+
+def test_who_lost_a_step_goes_on_with_other_groups_after_resuming(connect, story):
+    idle, other = connect("a", lease_s=AT_ONCE), connect("b")
+    idle.pull(0, TWO)
+    idle.commit(0)
+    idle.pull(1, TWO)
+    assert numbers(other.pull(0, BatchSpec(groups=4))) == [2, 3, 4, 5]
+    other.abandon(0, reason="enough")
+    with pytest.raises(Refused):
+        idle.pull(1, TWO)
+    resumed = idle.resume(committed_step=0)
+    assert (resumed.next_step, resumed.replay) == (1, ())
+    assert numbers(idle.pull(1, TWO)) == [2, 3]
+    assert idle.commit(1) == 2
+
+
+def test_resuming_commits_what_the_checkpoint_has_and_names_what_it_lacks(connect, story):
+    trainer = connect()
+    for step in range(3):
+        trainer.pull(step, TWO)
+    resumed = connect().resume(committed_step=1)
+    assert (resumed.committed_step, resumed.next_step, resumed.replay) == (1, 2, (2,))
+    assert states(story).count("consumed") == 4
+    from_the_start = connect().resume(committed_step=None)
+    assert (from_the_start.next_step, from_the_start.replay) == (0, (0, 1, 2))
+
+
+def test_a_stream_goes_on_after_the_last_commit_or_where_it_is_told(connect):
+    for batch in connect().stream(TWO):
+        if batch.step == 2:
+            break
+        connect().commit(batch.step)
+    later = [(batch.step, numbers(batch)) for batch in connect().stream(TWO)]
+    assert later == [(2, [4, 5])]
+    replayed = [(batch.step, batch.replayed) for batch in connect().stream(TWO, start_step=0)]
+    assert replayed == [(0, True), (1, True), (2, True)]
+
+
+def test_too_few_groups_are_an_error_that_says_why(connect, engine):
+    story = StoredRun(engine, prompts=2, n=2)
+    trainer = TrainerClient(engine, run=story.run.slug)
+    story.record(*[story.succeeded(a) for a in story.claim(2)])
+    with pytest.raises(NotReady, match="has 1 of 2 groups ready") as error:
+        trainer.pull(0, TWO, timeout_s=0.1)
+    assert not error.value.drained
+    assert error.value.stats.groups["open"] == 1
+    story.record(*[story.succeeded(a) for a in story.claim()])
+    assert numbers(trainer.pull(0, TWO, timeout_s=0.1)) == [0, 1]
