@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Iterator
 
 from sqlalchemy import Connection, Engine
-from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, StatementError
 
-from pipeline.contract.errors import QueueUnavailable, ServiceUnavailable
+from pipeline.contract.errors import PipelineError, QueueUnavailable, ServiceUnavailable
 from pipeline.contract.messages import Heartbeat
 from pipeline.queue.completions import Delivery, OutcomeConsumer
 from pipeline.queue.frames import encode_completions
@@ -30,6 +30,18 @@ log = logging.getLogger(__name__)
 
 #: A lost worker is noticed this much later, at most; each report is a small transaction.
 _REPORT_EVERY_S = 0.5
+
+#: What a value nobody thought of ends in; not what a lack of memory or connections does.
+_OF_THE_MESSAGE = (
+    ValueError,
+    TypeError,
+    ArithmeticError,
+    LookupError,
+    AttributeError,
+    AssertionError,
+    StatementError,
+    PipelineError,
+)
 
 
 class Collector:
@@ -174,7 +186,7 @@ def _is_of_the_message(error: Exception) -> bool:
     """Say whether the error would be the same the next time: no server is to blame for it."""
     if isinstance(error, DBAPIError):
         return isinstance(error, DataError | IntegrityError)
-    return not isinstance(error, ServiceUnavailable)
+    return isinstance(error, _OF_THE_MESSAGE) and not isinstance(error, ServiceUnavailable)
 
 
 def _reason(error: Exception) -> str:

@@ -129,6 +129,7 @@ class RunStatus:
             "tokens": {"prompt": self.prompt_tokens, "completion": self.completion_tokens},
             "elapsed_s": round(self.elapsed_s, 3),
             "accounting": self.sums.to_json(),
+            "waits": list(self.waits),
         }
 
 

@@ -235,6 +235,7 @@ def test_too_many_errors_are_exit_code_4(rollout, folder, offline_policy):
     )
     assert done.code == 4
     assert done.document["state"] == "paused"
+    assert any("allowed are 1%" in sentence for sentence in done.document["waits"])
     assert done.document["rollouts"]["failed"] > 0
     assert done.document["rollouts"]["queued"] > 0
     assert "rollout errors sums" in done.err

@@ -30,6 +30,7 @@ def test_the_document_has_the_keys_that_others_rely_on_in_their_order(engine: En
         "tokens",
         "elapsed_s",
         "accounting",
+        "waits",
     ]
     assert document["groups"] == {
         "open": 2,

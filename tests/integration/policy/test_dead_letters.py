@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from fixtures.stored_run import StoredRun
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from pipeline import retry
 from pipeline.cli.app import run_command
@@ -200,6 +201,23 @@ def test_a_message_that_nobody_can_take_in_does_not_come_for_ever(tell, collect,
     assert "date value out of range" in letter["reason"]
     assert cli("dlq", "requeue", "--all", "--yes")["requeued"][0]["result"] == "recorded"
     assert story.states() == {"succeeded": 3}
+
+
+@pytest.mark.parametrize("error", [MemoryError(), PoolTimeout("pool"), OSError("disk")], ids=repr)
+def test_what_is_no_fault_of_the_messages_puts_none_aside(tell, collect, cli, monkeypatch, error):
+    story = tell(prompts=2)
+    said = [story.succeeded(attempt) for attempt in story.claim()]
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr("pipeline.store.outcomes.decide_after", fail)
+        with pytest.raises(type(error)):
+            collect(story, encode_completions(said))
+    assert (letters(cli), story.states()) == ([], {"dispatched": 2})
+    assert collect(story, encode_completions(said)).acknowledged
+    assert story.states() == {"succeeded": 2}
 
 
 def test_a_dry_run_changes_nothing(tell, cli):
