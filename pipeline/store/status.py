@@ -175,6 +175,7 @@ def run_status(connection: Connection, run: Run) -> RunStatus:
                 live_workers=row.live_workers,
                 live_collectors=row.live_collectors,
                 errors=errors,
+                queue=run.config.queue,
             )
         ),
     )

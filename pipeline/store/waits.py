@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from pipeline.contract.rollout import RunState
+from pipeline.contract.run import DEFAULT_REQUEST_QUEUE
 
 #: Error classes that are named.
 _TOP_ERRORS = 3
@@ -30,6 +31,7 @@ class WaitFacts:
     live_workers: int
     live_collectors: int
     errors: Mapping[str, int]
+    queue: str = DEFAULT_REQUEST_QUEUE
 
 
 def describe_waits(facts: WaitFacts) -> tuple[str, ...]:
@@ -56,7 +58,10 @@ def _sentences(facts: WaitFacts) -> Iterator[str]:
             oldest = f", the oldest for {_duration(facts.oldest_running_s)}"
         yield f"{_rollouts(facts.running)} running{oldest}."
     if facts.dispatched:
-        yield f"{_rollouts(facts.dispatched)} on the way to a worker."
+        # Workers do not say which queues they take from, but a queue of its own is worth a hint.
+        is_own = facts.queue != DEFAULT_REQUEST_QUEUE
+        where = f", those of: rollout worker --queues {facts.queue}" if is_own else ""
+        yield f"{_rollouts(facts.dispatched)} on the way to a worker{where}."
     if facts.retry_waits:
         soon = _duration(facts.next_retry_s or 0)
         verb = "waits" if facts.retry_waits == 1 else "wait"

@@ -31,6 +31,13 @@ def test_running_rollouts_are_told_with_the_age_of_the_oldest():
     assert describe_waits(BUSY) == ("4 rollouts are running, the oldest for 12 s.",)
 
 
+def test_a_queue_of_its_own_is_named_with_the_worker_that_takes_from_it():
+    waiting = replace(BUSY, running=0, dispatched=2)
+    assert describe_waits(waiting) == ("2 rollouts are on the way to a worker.",)
+    (told,) = describe_waits(replace(waiting, queue="gpu"))
+    assert told.endswith("rollout worker --queues gpu.")
+
+
 def test_missing_processes_are_told_with_the_remedy():
     told = describe_waits(replace(BUSY, live_workers=0, live_collectors=0))
     assert told[0].startswith("No controller reports; start one with: rollout controller")
