@@ -59,8 +59,17 @@ def test_what_is_not_there_is_none(payloads):
 
 
 def test_a_body_that_is_gone_is_said_to_be(payloads):
-    with pytest.raises(ServiceUnavailable, match=r"is gone.*ROLLOUT_PAYLOADS__URL"):
+    with pytest.raises(ServiceUnavailable, match=r"is gone.*ROLLOUT_PAYLOADS__URL") as gone:
         load_body(payloads.uri("run/never.frame"), payloads)
+    assert gone.value.code == "E206"
+
+
+def test_a_payload_that_cannot_be_read_is_not_taken_for_one_that_is_gone(tmp_path):
+    store = FolderPayloads(tmp_path)
+    (tmp_path / "run" / "a.frame").mkdir(parents=True)
+    with pytest.raises(ServiceUnavailable, match="cannot be read") as unreadable:
+        store.get(store.uri("run/a.frame"))
+    assert unreadable.value.code == "E203"
 
 
 def test_a_checked_out_completion_holds_a_reference_and_the_object_all_of_it(payloads):

@@ -87,8 +87,9 @@ def test_a_changed_body_and_a_wrong_purpose_are_forged():
         (sealed[:20], COMPLETION),
         (b"", COMPLETION),
     ):
-        with pytest.raises(Forged):
+        with pytest.raises(Forged) as forged:
             signer.open(data, purpose)
+        assert forged.value.code == "E304"
     signer.check("message", signer.signature("message", COMPLETION), COMPLETION)
     for signature in ("", "ä", signer.signature("message", HEARTBEAT)):
         with pytest.raises(Forged):

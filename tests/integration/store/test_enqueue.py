@@ -132,8 +132,9 @@ def test_a_run_is_made_once_and_asks_for_one_thing(engine):
 
 
 def test_a_slug_that_cannot_name_a_run_is_refused(engine):
-    with pytest.raises(InputError, match="cannot name a run"):
+    with pytest.raises(InputError, match="cannot name a run") as refused:
         enqueue(engine, run="No Way", config=RunConfig(), source=SOURCE, prompts=[])
+    assert refused.value.code == "E122"
 
 
 def test_a_run_is_found_by_slug_by_its_beginning_and_as_the_last(engine):
