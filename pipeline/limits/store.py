@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from datetime import UTC, datetime, timedelta
 from urllib.parse import parse_qs, urlsplit
 
@@ -23,6 +24,9 @@ from pipeline.limits.status import LimitStatus, endpoint_key
 
 PREFIX = "rollout:limits"
 ANSWER_WITHIN_S = 5.0
+
+#: How Celery writes whether certificates are checked.
+_CELERYS_CHECK = re.compile(r"([?&]ssl_cert_reqs=)CERT_(NONE|OPTIONAL|REQUIRED)\b")
 
 
 class LimitStore:
@@ -104,8 +108,9 @@ def _digest(key: tuple[str, str]) -> str:
 
 
 def _plain_url(url: str) -> str:
+    """Write a broker's URL, as Celery takes it, as the Redis client takes it."""
     parts = urlsplit(url)
     if parts.scheme not in ("redis+socket", "redis+unix"):
-        return url
+        return _CELERYS_CHECK.sub(lambda found: found[1] + found[2].lower(), url)
     database = parse_qs(parts.query).get("virtual_host", ["0"])[0]
     return f"unix://{parts.netloc}{parts.path}?db={database.strip('/') or '0'}"

@@ -156,10 +156,27 @@ def test_a_broker_that_wants_our_certificate_gets_no_word_without_it(
     make_settings, behind, front, files
 ):
     door = front(behind[1], files["server"], clients=files["client"][0])
-    settings = broker_settings(make_settings, behind, door.port, tls_ca_file=files["server"][0])
+    settings = broker_settings(
+        make_settings, behind, door.port, tls_ca_file=files["server"][0], connect_timeout_s=1
+    )
     with pytest.raises(QueueUnavailable):
         OutcomePublisher(broker_of(settings)).send_completions([completion_of(1)])
     assert door.passed_on == 0
+
+
+@pytest.mark.parametrize("check", ["CERT_REQUIRED", "required"])
+def test_limits_take_a_broker_url_as_celery_does(make_settings, redis_place, front, files, check):
+    socket = make_url(redis_place.url.replace("redis+socket://", "redis://h")).database or ""
+    door = front("/" + socket.partition("?")[0], files["server"])
+    query = f"ssl_cert_reqs={check}&ssl_ca_certs={files['server'][0]}"
+    url = f"rediss://127.0.0.1:{door.port}/0?{query}"
+    settings = make_settings(broker={"url": url, "prefix": f"tls{door.port}-"})
+    (row,) = use_limits(settings)
+    assert row.settings.requests_per_minute == 60
+    assert door.passed_on == 1
+    publisher = OutcomePublisher(broker_of(settings))
+    publisher.send_completions([completion_of(1)])
+    publisher.close()
 
 
 def postgres_url(database_url: str, port: int, ca_file: Path, **more: str) -> str:
