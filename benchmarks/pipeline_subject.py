@@ -198,6 +198,16 @@ class PipelineSubject:
             client.close()
         return found
 
+    def held_by(self, number: int) -> int:
+        """Return how many attempts a worker has said it runs."""
+        query = text("""
+            SELECT count(*) FROM attempts
+            WHERE state = 'running' AND worker_id LIKE :of_process
+        """)
+        with self._engine.connect() as connection:
+            of_process = {"of_process": f"%-{self.worker_pids[number]}-%"}
+            return connection.execute(query, of_process).scalar_one()
+
     def executed_again(self) -> int:
         """Return how many rollouts have an attempt that began after another had succeeded."""
         query = text("""
