@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import psycopg
+from psycopg.types.array import ListBinaryDumper
 from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
 from sqlalchemy.exc import DBAPIError, OperationalError
 
@@ -28,6 +29,13 @@ _DISK_FULL = "53100"
 BINARY = "binary_results"
 
 T = TypeVar("T")
+
+
+class Bodies(list[bytes | None]):
+    """Bodies for an array parameter: sent as they are, not as digits that Postgres must parse."""
+
+
+psycopg.adapters.register_dumper(Bodies, ListBinaryDumper)
 
 
 def open_engine(url: str, *, pool_size: int = 5, connect_timeout_s: float = 10) -> Engine:

@@ -14,6 +14,7 @@ from sqlalchemy import Connection, text
 
 from pipeline.contract.messages import Completion, RewardPart
 from pipeline.contract.rollout import TERMINAL_ROLLOUT_STATES, RolloutState
+from pipeline.store.engine import Bodies
 
 if TYPE_CHECKING:
     from pipeline.store.outcomes import Outcome
@@ -201,7 +202,7 @@ def _rollout_columns(moved: Sequence[Outcome]) -> dict[str, list[Any]]:
 def _trajectory_columns(outcomes: Sequence[Outcome]) -> dict[str, list[Any]]:
     said = [outcome.completion for outcome in outcomes]
     return _keys(outcomes) | {
-        "bodies": [completion.body or None for completion in said],
+        "bodies": Bodies(completion.body or None for completion in said),
         "uris": [completion.body_uri for completion in said],
         "sizes": [completion.body_bytes or len(completion.body) for completion in said],
         "codecs": [completion.codec for completion in said],
