@@ -14,6 +14,7 @@ from sqlalchemy import Connection, text
 
 from pipeline.contract.errors import NotFound
 from pipeline.contract.rollout import label_of
+from pipeline.store.engine import BINARY
 from pipeline.store.runs import Run, get_run
 
 #: `math7-g000013-r3-a1`, or a beginning of it that ends with a whole part.
@@ -226,7 +227,7 @@ def errors_by_worker(connection: Connection, run: Run) -> list[dict[str, Any]]:
 
 def stream_bodies(connection: Connection, run: Run) -> Iterator[Any]:
     """Yield `body`, `body_uri`, `codec` of every stored trajectory of a run, in flat memory."""
-    streaming = connection.execution_options(stream_results=True, yield_per=100)
+    streaming = connection.execution_options(stream_results=True, yield_per=100, **{BINARY: True})
     yield from streaming.execute(_BODIES, {"run_id": run.run_id})
 
 

@@ -18,7 +18,7 @@ from sqlalchemy import Connection, text
 from pipeline.contract.errors import ErrorClass
 from pipeline.contract.messages import Completion
 from pipeline.contract.rollout import RolloutState, label_of
-from pipeline.store.engine import READY_CHANNEL, notify
+from pipeline.store.engine import BINARY, READY_CHANNEL, notify
 from pipeline.store.groups import add_to_counters, close_groups, lock_groups
 from pipeline.store.outcome_rows import write_rewards
 from pipeline.store.runs import Run
@@ -103,7 +103,7 @@ def read_rescorable(
             body=None if row.body is None else bytes(row.body),
             body_uri=row.body_uri,
         )
-        for row in connection.execute(text(query), values)
+        for row in connection.execute(text(query), values, execution_options={BINARY: True})
     ]
 
 
