@@ -7,12 +7,14 @@ store's own rows are held against. Must not: write.
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 from sqlalchemy import Engine, text
 from sqlalchemy.exc import DBAPIError
 
 _EVERY_S = 0.4
+_SHARE = 10  #: the pause over the time of a look
 
 _ACCEPTED = text("""
 SELECT r.rollout_id, r.state, r.winner_attempt_no, r.reward
@@ -41,9 +43,12 @@ class StoreObserver(threading.Thread):
         self.looks = 0
 
     def run(self) -> None:
-        """Look until stopped."""
-        while not self._stopping.wait(_EVERY_S):
+        """Look until stopped; long looks less often, since they cost what they watch."""
+        pause_s = _EVERY_S
+        while not self._stopping.wait(pause_s):
+            started = time.monotonic()
             self._look()
+            pause_s = max(_EVERY_S, _SHARE * (time.monotonic() - started))
 
     def stop(self) -> None:
         """Look a last time and end."""
