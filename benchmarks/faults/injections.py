@@ -37,10 +37,11 @@ def kill_worker(deployment: Deployment, random: Random) -> None:
 
 
 def replace_worker(deployment: Deployment, random: Random) -> Member:
-    """C2: SIGTERM of a worker, and another in its place; returns the one that drains."""
+    """C2: SIGTERM of a worker, once another is there; returns the one that drains."""
     leaving = random.choice(deployment.workers)
     leaving.keep = False
     deployment.add_worker()
+    deployment.wait_ready()
     leaving.process.signal(signal.SIGTERM)
     return leaving
 
