@@ -15,7 +15,7 @@ from random import Random
 from typing import Any
 
 from benchmarks.faults import controller, injections, trainer, worker
-from benchmarks.faults.deployment import SHORT_LEASE, Deployment, Size
+from benchmarks.faults.deployment import Deployment, Size
 from benchmarks.faults.figures import count_figures
 from benchmarks.faults.invariants import find_early_calls, find_violations
 from benchmarks.faults.results import (
@@ -36,13 +36,16 @@ from pipeline.limits.settings import LimitSettings
 from pipeline.limits.store import LimitStore
 from pipeline.settings import LeaseSettings
 
+#: A fifth of production's. Shorter ones run out while workers start hundreds of rollouts at once.
+_LEASE = LeaseSettings(heartbeat_s=1.0, lease_s=6.0, grace_s=3.0, poll_s=0.25)
+
 #: Three workers that can hold 500 rollouts, and rollouts that last for seconds.
 BIG = Size(
     workers=3,
     concurrency=200,
     controllers=2,
     max_in_flight=600,
-    lease=SHORT_LEASE,
+    lease=_LEASE,
     model=MockBehaviour(latency_ms=2000, sigma=0.5, error_rate=0.04, retry_after_s=0.5),
     model_timeout_s=30.0,
 )
