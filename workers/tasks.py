@@ -26,7 +26,7 @@ from pipeline.contract.messages import (
 )
 from pipeline.queue.payloads import PayloadStore
 from pipeline.queue.signing import CANCEL, REQUEST, Forged, Signer
-from workers.acknowledgements import too_late
+from workers.acknowledgements import GatedRequest, is_left_to_another
 from workers.execution import execute
 from workers.loop import LoopThread
 from workers.outbox import Outbox
@@ -35,6 +35,8 @@ from workers.rescoring import rescore
 from workers.runtime import Runtime
 
 log = logging.getLogger(__name__)
+
+_LEFT = "left to another worker, which gets it again"
 
 
 def register_tasks(
@@ -56,10 +58,10 @@ def register_tasks(
         outbox.put(completion)
         return describe(completion)
 
-    @app.task(name=TASK_RUN, ignore_result=True)
+    @app.task(name=TASK_RUN, ignore_result=True, Request=GatedRequest)
     def run(message: str, signature: str = "") -> str:
-        if too_late.is_set():
-            return "left to another worker, which gets it again"
+        if is_left_to_another():
+            return _LEFT
         try:
             signer.check(message, signature, REQUEST)
             request = parse_message(RolloutRequest, message)
@@ -90,8 +92,10 @@ def register_tasks(
         outbox.put(completion)
         return describe(completion)
 
-    @app.task(name=TASK_RESCORE, ignore_result=True)
+    @app.task(name=TASK_RESCORE, ignore_result=True, Request=GatedRequest)
     def run_rescore(message: str, signature: str = "") -> str:
+        if is_left_to_another():
+            return _LEFT
         try:
             signer.check(message, signature, REQUEST)
             request = parse_message(RescoreRequest, message)

@@ -1,0 +1,112 @@
+"""A request is acknowledged and executed, or neither, however the end of a connection falls."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import Celery
+from kombu import Message
+
+from workers.acknowledgements import GatedRequest, LastAcknowledgements, is_left_to_another
+
+Pending = deque[Callable[[], None]]
+
+
+@pytest.fixture
+def pending() -> Pending:
+    """What Celery's loop would do on its next turn."""
+    return deque()
+
+
+@pytest.fixture
+def connection(pending: Pending) -> Iterator[Any]:
+    """A connection on which the worker consumes."""
+
+    def pop_all() -> list[Callable[[], None]]:
+        return [pending.popleft() for _ in range(len(pending))]
+
+    step = LastAcknowledgements(None)
+    parent = SimpleNamespace(hub=SimpleNamespace(_pop_ready=pop_all))
+    step.start(parent)
+    yield SimpleNamespace(close=lambda: step.stop(parent), open=lambda: step.start(parent))
+    step.start(parent)
+
+
+def requests(count: int, pending: Pending, acknowledged: list[str]) -> list[GatedRequest]:
+    app = Celery("t", set_as_current=False)
+
+    @app.task(name="rollout.run", ignore_result=True)
+    def task() -> None: ...
+
+    made: list[GatedRequest] = []
+    for number in range(count):
+        label = f"math7-g{number:06d}-r0-a1"
+        message = Message(
+            body=b"[[], {}, {}]",
+            headers={"id": label, "task": "rollout.run"},
+            content_type="application/json",
+            content_encoding="utf-8",
+        )
+
+        def acknowledge(*_: Any, label: str = label) -> None:
+            pending.append(lambda: acknowledged.append(label))
+
+        made.append(GatedRequest(message, on_ack=acknowledge, app=app, task=task))
+    return made
+
+
+def accept(request: GatedRequest, executed: list[str]) -> None:
+    request.on_accepted(1, time.monotonic())
+    if not is_left_to_another():
+        executed.append(request.id)
+
+
+def test_what_started_before_the_connection_closes_is_acknowledged(connection, pending):
+    acknowledged: list[str] = []
+    executed: list[str] = []
+    (request,) = requests(1, pending, acknowledged)
+    accept(request, executed)
+    assert acknowledged == []
+    connection.close()
+    assert acknowledged == executed == [request.id]
+
+
+def test_what_would_start_after_it_is_left_to_another_worker(connection, pending):
+    acknowledged: list[str] = []
+    executed: list[str] = []
+    left, taken = requests(2, pending, acknowledged)
+    connection.close()
+    accept(left, executed)
+    assert (acknowledged, executed, len(pending)) == ([], [], 0)
+    connection.open()
+    accept(taken, executed)
+    assert executed == [taken.id]
+
+
+def test_threads_that_race_with_the_end_execute_what_they_acknowledged(connection, pending):
+    acknowledged: list[str] = []
+    executed: list[str] = []
+    made = requests(400, pending, acknowledged)
+    halfway = threading.Event()
+
+    def work(mine: list[GatedRequest]) -> None:
+        for number, request in enumerate(mine):
+            if number == len(mine) // 2:
+                halfway.set()
+            accept(request, executed)
+
+    threads = [threading.Thread(target=work, args=(made[part::4],)) for part in range(4)]
+    for thread in threads:
+        thread.start()
+    assert halfway.wait(20)
+    connection.close()
+    for thread in threads:
+        thread.join(20)
+    assert not pending
+    assert sorted(acknowledged) == sorted(executed)
