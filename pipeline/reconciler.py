@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from heapq import nlargest
 from uuid import UUID
 
 from kombu import Connection as BrokerConnection
@@ -32,7 +33,12 @@ from pipeline.store.engine import transact
 from pipeline.store.group_policy import end_overdue_groups
 from pipeline.store.outcomes import OutcomeReport, record_outcomes
 from pipeline.store.processes import read_up_to
-from pipeline.store.rollouts import SilentAttempt, silent_attempts
+from pipeline.store.rollouts import (
+    SilentAttempt,
+    Suspect,
+    silent_attempts,
+    suspects_in_flight,
+)
 from pipeline.store.runs import list_queues
 from pipeline.store.tallies import fold_tallies
 
@@ -60,8 +66,8 @@ class Reconciler:
         self._settings = settings
         self._connection: BrokerConnection | None = None
         self._empty_looks: deque[datetime] = deque(maxlen=_MOST_LOOKS)
-        #: When suspects that no worker had announced were given up, and how often lost before.
-        self._unheld: list[tuple[float, int]] = []
+        #: What was lost before and is lost again; forgotten after some leases.
+        self._lost_again: list[Suspect] = []
         self._folded_at = -_FOLD_EVERY_S
 
     def step(self) -> None:
@@ -116,7 +122,7 @@ class Reconciler:
         )
         if not silent:
             return OutcomeReport()
-        return record_outcomes(connection, self._last_words(silent))
+        return record_outcomes(connection, self._last_words(connection, silent))
 
     def _watch_queues(self, connection: Connection) -> None:
         """Note when no request waits on the broker."""
@@ -143,19 +149,27 @@ class Reconciler:
             looks.popleft()
         return looks[0] if looks and looks[0] < end else None
 
-    def _last_words(self, silent: Sequence[SilentAttempt]) -> list[Completion]:
-        now, lease_s = time.monotonic(), self._settings.lease.lease_s
-        self._unheld = [(at, count) for at, count in self._unheld if at > now - 2 * lease_s]
-        self._unheld += [
-            (now, attempt.lost_count)
-            for attempt in silent
-            if attempt.worker_died and attempt.worker_id is None
-        ]
-        codes = find_codes(silent, unheld=[count for _, count in self._unheld])
+    def _last_words(
+        self, connection: Connection, silent: Sequence[SilentAttempt]
+    ) -> list[Completion]:
+        """Return what is recorded of each: its own outcome where that is found, else its loss."""
+        codes = self._codes(connection, silent)
         return [
             self._recovered(attempt) or _lost(attempt, code)
             for attempt, code in zip(silent, codes, strict=True)
         ]
+
+    def _codes(self, connection: Connection, silent: Sequence[SilentAttempt]) -> list[str]:
+        lease = self._settings.lease
+        beat = timedelta(seconds=lease.heartbeat_s)
+        now = connection.execute(text("SELECT now()")).scalar_one()
+        again = [_suspect(attempt, now, beat) for attempt in silent if attempt.lost_count]
+        oldest = now - timedelta(seconds=4 * lease.lease_s)
+        self._lost_again = [s for s in self._lost_again if s.gone_at and s.gone_at > oldest] + again
+        in_flight = suspects_in_flight(connection) if again else []
+        gone = {attempt.rollout_id for attempt in silent}
+        others = [suspect for suspect in in_flight if suspect.rollout_id not in gone]
+        return find_codes(silent, suspects=[*self._lost_again, *others], beat=beat)
 
     def _recovered(self, attempt: SilentAttempt) -> Completion | None:
         """Return the outcome of an attempt that reached the payload store, its message lost."""
@@ -179,7 +193,9 @@ def _key(of: Completion | SilentAttempt) -> tuple[UUID, int]:
     return of.rollout_id, of.attempt_no
 
 
-def find_codes(silent: Sequence[SilentAttempt], *, unheld: Sequence[int]) -> list[str]:
+def find_codes(
+    silent: Sequence[SilentAttempt], *, suspects: Sequence[Suspect], beat: timedelta
+) -> list[str]:
     """Say of each attempt what its loss tells: who may have killed a worker, and in what company.
 
     The one that kills its workers is lost each time; its neighbours are not. So the suspect is who
@@ -187,23 +203,63 @@ def find_codes(silent: Sequence[SilentAttempt], *, unheld: Sequence[int]) -> lis
 
     Args:
         silent: What is given up now; of a dead worker all that it held.
-        unheld: How often suspects that no worker had announced were lost before: they may have
-            been anywhere.
+        suspects: Who was lost before, and is in flight or was lost again.
+        beat: Time between two heartbeats: a worker may have died so much later than it was heard.
     """
-    company: dict[str | None, Counter[int]] = defaultdict(Counter)
+    held: dict[str, dict[UUID, int]] = defaultdict(dict)
     for attempt in silent:
-        if attempt.worker_died:
-            company[attempt.worker_id][attempt.lost_count] += 1
-    return [_code(attempt, company[attempt.worker_id], unheld) for attempt in silent]
+        if attempt.worker_id:
+            held[attempt.worker_id][attempt.rollout_id] = attempt.lost_count
+    # Two: one of them may be who is judged.
+    most_often = {
+        worker_id: nlargest(2, counts.items(), key=lambda item: item[1])
+        for worker_id, counts in held.items()
+    }
+
+    def is_covered(attempt: SilentAttempt) -> bool:
+        known = most_often.get(attempt.worker_id or "", ())
+        if any(n >= attempt.lost_count and key != attempt.rollout_id for key, n in known):
+            return True
+        # The first loss condemns nobody.
+        return attempt.lost_count > 0 and any(
+            suspect.lost_count >= attempt.lost_count
+            and suspect.rollout_id != attempt.rollout_id
+            and _may_have_met(attempt, suspect, beat)
+            for suspect in suspects
+        )
+
+    codes: list[str] = []
+    for attempt in silent:
+        if not attempt.worker_died:
+            codes.append(HELD_NO_MORE if attempt.worker_id else NEVER_HELD)
+        else:
+            codes.append(WORKER_DIED_WITH_OTHERS if is_covered(attempt) else WORKER_DIED)
+    return codes
 
 
-def _code(attempt: SilentAttempt, company: Counter[int], unheld: Sequence[int]) -> str:
-    if not attempt.worker_died:
-        return HELD_NO_MORE if attempt.worker_id else NEVER_HELD
-    as_suspect = sum(n for count, n in company.items() if count >= attempt.lost_count)
-    if attempt.worker_id is not None:
-        as_suspect += sum(count >= attempt.lost_count for count in unheld)
-    return WORKER_DIED if as_suspect == 1 else WORKER_DIED_WITH_OTHERS
+def _may_have_met(attempt: SilentAttempt, suspect: Suspect, beat: timedelta) -> bool:
+    """Say whether a suspect may have been in the worker that died with an attempt."""
+    if attempt.worker_seen_at is None:
+        # It may have been in any worker.
+        return suspect.gone_at is None or suspect.gone_at >= attempt.dispatched_at
+    if suspect.worker_id == attempt.worker_id:
+        return True
+    elsewhere_at = suspect.started_at or suspect.gone_at
+    return suspect.dispatched_at <= attempt.worker_seen_at + beat and (
+        elsewhere_at is None or elsewhere_at >= attempt.worker_seen_at
+    )
+
+
+def _suspect(attempt: SilentAttempt, now: datetime, beat: timedelta) -> Suspect:
+    seen_at = attempt.worker_seen_at if attempt.worker_died else None
+    return Suspect(
+        attempt.rollout_id,
+        attempt.lost_count,
+        attempt.worker_id,
+        attempt.dispatched_at,
+        attempt.started_at,
+        gone_at=seen_at + beat if seen_at else now,
+    )
 
 
 def _lost(attempt: SilentAttempt, code: str) -> Completion:

@@ -46,6 +46,25 @@ class SilentAttempt:
     worker_id: str | None
     lost_count: int
     worker_died: bool  #: whether the worker that held it, or may have, ended without a word
+    dispatched_at: datetime
+    started_at: datetime | None = None  #: when a worker first named it as running
+    worker_seen_at: datetime | None = None  #: when its worker was last heard
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """Who was lost before, and when it may have been in a worker that did not name it.
+
+    A request that its worker could not acknowledge any more goes to the next one, so an attempt may
+    have been in several.
+    """
+
+    rollout_id: UUID
+    lost_count: int
+    worker_id: str | None
+    dispatched_at: datetime
+    started_at: datetime | None
+    gone_at: datetime | None = None  #: None: it is still in flight
 
 
 _CLAIM = text("""
@@ -236,7 +255,7 @@ WITH passed AS (
     ORDER BY silent_from, alone FETCH FIRST (:most) ROWS WITH TIES
 )
 SELECT a.run_id, r.group_id, a.rollout_id, a.attempt_no, runs.slug, r.group_no, r.rollout_index,
-       a.worker_id, r.lost_count,
+       a.worker_id, r.lost_count, a.dispatched_at, a.started_at, a.last_seen_at,
        CASE WHEN a.worker_id IS NOT NULL THEN a.capacity > 0
                  AND a.last_seen_at < now() - make_interval(secs => :lease_s)
             -- Killed before it could say what it had taken.
@@ -296,6 +315,21 @@ def silent_attempts(
             worker_id=row.worker_id,
             lost_count=row.lost_count,
             worker_died=bool(row.worker_died),
+            dispatched_at=row.dispatched_at,
+            started_at=row.started_at,
+            worker_seen_at=row.last_seen_at,
         )
         for row in rows
     ]
+
+
+def suspects_in_flight(connection: Connection) -> list[Suspect]:
+    """Return the attempts in flight whose rollouts were lost before."""
+    rows = connection.execute(
+        text(
+            "SELECT a.rollout_id, r.lost_count, a.worker_id, a.dispatched_at, a.started_at"
+            " FROM attempts a JOIN rollouts r USING (rollout_id)"
+            " WHERE a.state IN ('dispatched', 'running') AND r.lost_count > 0"
+        )
+    )
+    return [Suspect(*row) for row in rows]
