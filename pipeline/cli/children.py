@@ -132,9 +132,9 @@ class Children:
         An interruption kills at once and is passed on.
         """
         left = list(children)
-        for child in left:
-            child.send(signal.SIGTERM)
         try:
+            for child in left:
+                child.send(signal.SIGTERM)
             left = self._wait_gone(left, timeout_s)
         finally:
             for child in left:

@@ -89,15 +89,19 @@ class LocalProcesses:
         """Let go of what was started: it stays."""
         self._own = []
 
-    def stop(self) -> None:
-        """Stop what was started here: workers first, so that their last words are collected."""
+    def stop(self, *, at_once: bool = False) -> None:
+        """Stop what was started here: workers first, so that their last words are collected.
+
+        Interrupted, it kills at once what it was waiting for; call it again, for the rest.
+        """
         workers = [child for child in self._own if child.kind == WORKER]
         rest = [child for child in self._own if child.kind != WORKER]
-        self._own = []
+        drain_s = self.settings.worker.drain_s + _WORKER_END_S
         try:
-            self._children.stop(workers, timeout_s=self.settings.worker.drain_s + _WORKER_END_S)
+            self._children.stop(workers, timeout_s=0 if at_once else drain_s)
         finally:
-            self._children.stop(rest, timeout_s=_CONTROLLER_END_S)
+            self._children.stop(rest, timeout_s=0 if at_once else _CONTROLLER_END_S)
+        self._own = []
 
     def _spawn(self, kind: str, arguments: list[str], *, with_database: bool) -> Child:
         child = self._children.spawn(

@@ -215,13 +215,14 @@ def _run_here(
 
 
 def _drain(processes: LocalProcesses, settings: Settings, go_on: str) -> None:
-    note(
-        f"Stopping: what is under way may finish for {settings.worker.drain_s:g} s. "
-        "Ctrl-C again stops at once."
-    )
     try:
+        note(
+            f"Stopping: what is under way may finish for {settings.worker.drain_s:g} s. "
+            "Ctrl-C again stops at once."
+        )
         processes.stop()
     except KeyboardInterrupt:
+        processes.stop(at_once=True)
         note("Stopped at once; what was under way is given up and run again.")
     note(f"Nothing that was done is lost. Go on: {go_on}")
 
