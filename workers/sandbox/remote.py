@@ -39,6 +39,7 @@ OWNER_LABEL = "rollout-sandbox-owner"
 EXPIRES_LABEL = "rollout-sandbox-expires"
 
 _SETTLE_S = 10.0
+_KILL_AGAIN_S = 1.0
 _FILE_ERRORS = {44: errno.ENOENT, 45: errno.EISDIR, 46: errno.EINVAL}
 _READ = '[ -e "$1" ] || exit 44; [ -d "$1" ] && exit 45; [ -f "$1" ] || exit 46; head -c "$2" "$1"'
 _WRITE = (
@@ -203,11 +204,12 @@ class RemoteSandbox(ClosingSandbox):
     async def _end(self, execution: Execution, running: asyncio.Future[int]) -> None:
         """Kill everything in the container but its first process, and wait for the thread."""
         execution.stop()
-        kill = self._execution(_KILL_ALL, None, 64)
         try:
             async with asyncio.timeout(_SETTLE_S):
-                await in_thread(self._execute, kill)
-                await asyncio.wait([running])
+                ended: set[asyncio.Future[int]] = set()
+                while not ended:  # what was only about to start is not hit by the first kill
+                    await in_thread(self._execute, self._execution(_KILL_ALL, None, 64))
+                    ended, _ = await asyncio.wait([running], timeout=_KILL_AGAIN_S)
         except TimeoutError:
             raise SandboxFailure("The sandbox does not answer any more: it is given up.") from None
         if running.done() and not running.cancelled():
