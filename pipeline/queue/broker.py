@@ -199,19 +199,13 @@ def _redis_tls(url: str, settings: BrokerSettings) -> dict[str, Any] | None:
     if "ssl_" in urlsplit(url).query:
         return None
     # Without this kombu checks no certificate at all.
-    return {"ssl_cert_reqs": ssl.CERT_REQUIRED} | _tls_files(
-        settings, ca="ssl_ca_certs", cert="ssl_certfile", key="ssl_keyfile"
-    )
+    files = settings.tls_files(ca="ssl_ca_certs", cert="ssl_certfile", key="ssl_keyfile")
+    return {"ssl_cert_reqs": ssl.CERT_REQUIRED} | files
 
 
 def _amqp_tls(url: str, settings: BrokerSettings) -> dict[str, Any]:
     options = {"cert_reqs": ssl.CERT_REQUIRED, "server_hostname": urlsplit(url).hostname}
-    return options | _tls_files(settings, ca="ca_certs", cert="certfile", key="keyfile")
-
-
-def _tls_files(settings: BrokerSettings, *, ca: str, cert: str, key: str) -> dict[str, str]:
-    files = {ca: settings.tls_ca_file, cert: settings.tls_cert_file, key: settings.tls_key_file}
-    return {name: str(path) for name, path in files.items() if path is not None}
+    return options | settings.tls_files(ca="ca_certs", cert="certfile", key="keyfile")
 
 
 def _sqs_broker(url: str, settings: Settings) -> Broker:

@@ -105,17 +105,10 @@ class Settings(BaseSettings):
             return None
         value = url.get_secret_value()
         is_redis = value.startswith(("redis://", "rediss://", "redis+socket://", "unix://"))
-        if value.startswith("rediss://") and "ssl_" not in value and (files := self._tls_files()):
+        files = self.broker.tls_files(ca="ssl_ca_certs", cert="ssl_certfile", key="ssl_keyfile")
+        if value.startswith("rediss://") and "ssl_" not in value and files:
             value += ("&" if "?" in value else "?") + urlencode(files)
         return value if is_redis or self.limits.redis_url else None
-
-    def _tls_files(self) -> dict[str, str]:
-        files = {
-            "ssl_ca_certs": self.broker.tls_ca_file,
-            "ssl_certfile": self.broker.tls_cert_file,
-            "ssl_keyfile": self.broker.tls_key_file,
-        }
-        return {name: str(path) for name, path in files.items() if path is not None}
 
     @property
     def limits_prefix(self) -> str:

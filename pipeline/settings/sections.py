@@ -66,6 +66,11 @@ class BrokerSettings(_Section):
     tls_key_file: Path | None = Field(default=None, description="Its key.")
     connect_timeout_s: float = Field(default=5, gt=0, description="Longest wait for a connection.")
 
+    def tls_files(self, *, ca: str, cert: str, key: str) -> dict[str, str]:
+        """Return the paths that are set, under the names a client has for them."""
+        files = {ca: self.tls_ca_file, cert: self.tls_cert_file, key: self.tls_key_file}
+        return {name: str(path) for name, path in files.items() if path is not None}
+
 
 class AwsSettings(_Section):
     """Endpoints of SQS and S3; credentials come from the usual AWS places."""
