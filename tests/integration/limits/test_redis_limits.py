@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator
 
 import pytest
+from fixtures.speed import at_most, one_of_three
 from redis.asyncio import Redis
 
 from benchmarks.limit_fleet import PrivateRedis
@@ -106,7 +107,7 @@ async def test_a_process_that_starts_without_redis_lets_nobody_through(
     await asyncio.sleep(0.5)
     assert not wait.done()
     own_redis.start()
-    lease = await asyncio.wait_for(wait, 5)
+    lease = await asyncio.wait_for(wait, 20)
     await lease.release()
     await pool.close()
 
@@ -123,6 +124,7 @@ async def test_an_outage_stops_nobody_where_nothing_was_limited(
     own_redis.start()
 
 
+@one_of_three
 async def test_slots_that_one_process_gives_back_serve_another(
     two_pools: list[LimiterPool],
 ) -> None:
@@ -138,9 +140,10 @@ async def test_slots_that_one_process_gives_back_serve_another(
     started = time.monotonic()
     await (await second.acquire(run="r", estimated_tokens=0)).release()
     # A tenth of a second apart: the slot given back was due before that.
-    assert time.monotonic() - started < 0.09
+    at_most(time.monotonic() - started, 0.09)
 
 
+@one_of_three
 async def test_units_that_are_free_elsewhere_are_found_soon(two_pools: list[LimiterPool]) -> None:
     first, second = (pool.limiter(ENDPOINT, MODEL) for pool in two_pools)
     await two_pools[0].store.set(ENDPOINT, MODEL, LimitSettings(max_concurrency=1))
@@ -150,7 +153,7 @@ async def test_units_that_are_free_elsewhere_are_found_soon(two_pools: list[Limi
     started = time.monotonic()
     await lease.release("ok", 0.5)
     await (await wait).release()
-    assert time.monotonic() - started < 1.6
+    at_most(time.monotonic() - started, 1.6)
 
 
 async def test_show_tells_of_limits_and_of_endpoints_in_use(
@@ -248,5 +251,5 @@ async def test_closing_while_the_ledger_is_asked_ends(redis: PrivateRedis, prefi
         await limiter.note_rate_limited(0.001)  # Asks at once.
         for _ in range(round_ % 12):
             await asyncio.sleep(0)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await pool.close()

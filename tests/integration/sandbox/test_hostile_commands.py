@@ -32,7 +32,7 @@ async def test_command_that_never_returns_is_killed_at_its_timeout(
     result = await sandbox.run(f"trap '' TERM INT HUP; : {mark}; sleep 1000", timeout_s=0.3)
     assert result.timed_out
     assert result.exit_code == 124
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 30
     await mark.wait_gone()
 
 
@@ -54,7 +54,7 @@ async def test_background_processes_end_with_their_command(sandbox: Sandbox, mar
     begun = time.monotonic()
     result = await sandbox.run(f"setsid sh -c 'sleep 1000; : {mark}' & echo done")
     assert result.stdout == "done\n"
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 30
     await mark.wait_gone()
 
 

@@ -41,7 +41,7 @@ async def test_output_and_exit_code_are_told(bash: BashExecutorTool) -> None:
 async def test_timeout_is_told_with_the_output_so_far(bash: BashExecutorTool) -> None:
     begun = time.monotonic()
     result = await bash.execute_tool("t", {"command": "echo begun; sleep 100", "timeout": 0.5})
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 30
     assert not result.success
     assert "killed after 0.5 s" in (result.error or "")
     assert "begun" in (result.error or "")

@@ -47,7 +47,7 @@ async def test_calls_of_one_reply_run_side_by_side(script):
     agent = ToolAgent()
     agent.set_tools({"meet": meet})
     model = script("TOOL_CALL: meet()\nTOOL_CALL: meet()", "done")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         trajectory = await agent.run_trajectory(TASK, model, "r")
     assert results(trajectory) == ["met", "met"]
 

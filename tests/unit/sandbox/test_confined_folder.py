@@ -16,7 +16,7 @@ from workers.sandbox.confined import ConfinedFolder, OutsideRoot
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    folder = tmp_path / "root"
+    folder = tmp_path / "inner"
     (folder / "sub").mkdir(parents=True)
     (folder / "inside.txt").write_text("inside")
     (tmp_path / "secret.txt").write_text("secret")
@@ -32,7 +32,7 @@ def root(tmp_path: Path) -> Path:
         "/etc/passwd",
         "/",
         "..",
-        "sub/../../root/../secret.txt",
+        "sub/../../inner/../secret.txt",
     ],
 )
 def test_path_outside_the_root_is_refused(root: Path, path: str) -> None:
