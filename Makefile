@@ -25,9 +25,9 @@ demo: $(INSTALLED) ## Run 64 prompts x 4 rollouts on private servers, then clean
 	@$(BIN)/rollout demo $(ARGS)
 
 test: $(INSTALLED) ## Run the test suite; a selection: make test ARGS="tests/unit -k lease"
-	@$(BIN)/pytest -n $(JOBS) --dist worksteal --ignore tests/faults $(ARGS)
+	@$(BIN)/pytest -n $(JOBS) --dist worksteal $(ARGS)
 
-faults: $(INSTALLED) ## Harm private servers and processes, and check that nothing is lost
+faults: $(INSTALLED) ## Run the fault tests alone: they harm servers and processes of their own
 	@$(BIN)/pytest tests/faults $(ARGS)
 
 test-verl: ## Check our batches with verl itself, installed for CPUs into .venv-verl (1.5 GB)
