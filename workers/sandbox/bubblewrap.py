@@ -27,6 +27,7 @@ from workers.sandbox.base import (
     SandboxLimits,
 )
 from workers.sandbox.lending import LentUser
+from workers.sandbox.reaper import MARK, mark
 from workers.sandbox.shell import clean_environment, is_within, limited_command
 from workers.sandbox.subprocesses import (
     ChildSpec,
@@ -91,7 +92,8 @@ class BubblewrapSandbox(ClosingSandbox):
                 *self._prefix,
                 *limited_command(command, self._limits, cwd=os.path.join(self.root, cwd or ".")),
             ],
-            env=clean_environment(home="/tmp", search_path=_python_path(), extra=env),
+            env=clean_environment(home="/tmp", search_path=_python_path(), extra=env)
+            | {MARK: mark()},
             cwd="/",
             stdin=stdin,
             kill=kill_group,
@@ -136,14 +138,14 @@ def probe() -> str:
             argv = [word.replace("{status_fd}", "2") for word in sandbox._prefix]
             ended = subprocess.run(
                 [*argv, *limited_command(["true"], SandboxLimits(), cwd=folder)],
-                env=clean_environment(home="/tmp", search_path="", extra=None),
+                env=clean_environment(home="/tmp", search_path="", extra=None) | {MARK: mark()},
                 cwd="/",
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 timeout=20,
                 check=False,
             )
-        except (OSError, subprocess.TimeoutExpired) as error:
+        except (OSError, subprocess.TimeoutExpired, SandboxFailure) as error:
             return str(error)
         finally:
             sandbox._workspace.close()
@@ -167,7 +169,7 @@ def _namespaces(workspace: Workspace, readable: Sequence[str]) -> list[str]:
         shutil.which("bwrap") or "bwrap",
         "--die-with-parent", "--json-status-fd", "{status_fd}", "--cap-drop", "ALL",
         "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-net", "--unshare-cgroup-try",
-        "--hostname", "sandbox",
+        "--hostname", "sandbox", "--unsetenv", MARK,
     ]  # fmt: skip
     words += _system()
     mounts = [path for path in [*_python_folders(), *readable] if not is_within(path, str(root))]

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fixtures.sandboxes import Marked
+from fixtures.sandboxes import Marked, require_bubblewrap
 
 from workers.sandbox import bubblewrap as bubblewrap_module
 from workers.sandbox.backends import open_sandbox
@@ -284,27 +284,52 @@ async def test_other_processes_cannot_be_seen(bubblewrap: Sandbox) -> None:
     assert int(listed) < 10
 
 
-async def test_sandbox_of_a_killed_worker_dies_with_it(
-    mark: Marked, bubblewrap: Sandbox, tmp_path: Path
+@pytest.mark.parametrize("started", [2, 3, 4])
+@pytest.mark.parametrize("kind", ["bubblewrap", "process"])
+async def test_commands_of_a_killed_worker_die_with_it(
+    kind: str, started: int, mark: Marked, tmp_path: Path
 ) -> None:
+    """Also while they are only starting, when nothing is bound to the worker yet."""
+    if kind == "bubblewrap":
+        require_bubblewrap()
     program = f"""
 import asyncio
 from workers.sandbox.backends import open_sandbox
 async def main():
-    sandbox = await open_sandbox("bubblewrap")
+    sandbox = await open_sandbox("{kind}")
     await sandbox.run("setsid sh -c 'sleep 1000; : {mark}' & sleep 1000; : {mark}")
 asyncio.run(main())
 """
-    worker = await asyncio.create_subprocess_exec(
+    worker = await start_program(program, tmp_path)
+    async with asyncio.timeout(20):
+        while len(mark.alive()) < started:
+            await asyncio.sleep(0)
+    worker.kill()
+    await worker.wait()
+    await mark.wait_gone()
+
+
+async def test_worker_that_ends_leaves_no_reaper(tmp_path: Path) -> None:
+    program = """
+from workers.sandbox import reaper
+print(reaper.mark())
+"""
+    worker = await start_program(program, tmp_path, stdout=asyncio.subprocess.PIPE)
+    async with asyncio.timeout(20):
+        told, _ = await worker.communicate()
+    token = Marked(told.decode().strip())
+    assert len(token.word) == 16
+    assert not token.alive()
+
+
+async def start_program(
+    program: str, folder: Path, stdout: int | None = None
+) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
         sys.executable,
         "-c",
         program,
         cwd=Path(__file__).parents[3],
-        env=os.environ | {"TMPDIR": str(tmp_path)},  # what it leaves is removed with the test
+        env=os.environ | {"TMPDIR": str(folder)},  # what it leaves is removed with the test
+        stdout=stdout,
     )
-    async with asyncio.timeout(20):
-        while len(mark.alive()) < 3:
-            await asyncio.sleep(0.02)
-    worker.kill()
-    await worker.wait()
-    await mark.wait_gone()

@@ -177,6 +177,7 @@ async def test_many_commands_leave_no_descriptor_and_no_child(sandbox: Sandbox) 
 
 
 async def test_cancelled_command_is_killed_at_once(sandbox: Sandbox) -> None:
+    await sandbox.run("true")
     before = children()
     task = asyncio.create_task(sandbox.run("touch started; sleep 1000"))
     async with asyncio.timeout(10):
