@@ -110,7 +110,7 @@ async def test_command_out_of_time_is_killed_and_the_sandbox_goes_on(
 ) -> None:
     begun = time.monotonic()
     result = await remote.run(f"echo begun; sleep 1000; : {mark}", timeout_s=0.5)
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 30
     assert result.timed_out
     assert result.exit_code == 124
     assert result.stdout == "begun\n"

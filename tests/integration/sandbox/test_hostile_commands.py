@@ -87,7 +87,7 @@ async def test_fork_bomb_is_bounded_and_leaves_nothing(sandbox: Sandbox, mark: M
     begun = time.monotonic()
     await sandbox.run(bomb, timeout_s=1.5)
     watcher.cancel()
-    assert time.monotonic() - begun < 15
+    assert time.monotonic() - begun < 30
     await mark.wait_gone()
     assert most <= 400 if os.geteuid() and isinstance(sandbox, ProcessSandbox) else most <= 60
     assert (await sandbox.run("echo alive")).stdout == "alive\n"
@@ -100,7 +100,7 @@ async def test_gigabyte_of_output_is_cut_and_takes_no_memory(sandbox: Sandbox) -
     assert result.truncated
     assert "bytes of output cut" in result.stdout
     assert len(result.stdout) < 70 * 1024
-    assert time.monotonic() - begun < 15
+    assert time.monotonic() - begun < 30
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024
 
 
@@ -133,7 +133,7 @@ time.sleep(1000)
     result = await sandbox.run(["python3", "-c", hog])
     assert result.exit_code == 137
     assert "too much memory" in result.stderr
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 19  # its wall clock is not what ended it
     await mark.wait_gone()
 
 

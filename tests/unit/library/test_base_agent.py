@@ -1,6 +1,5 @@
 import asyncio
 import threading
-import time
 
 import pytest
 
@@ -306,12 +305,15 @@ async def test_a_models_answer_of_no_known_shape_raises(script):
 
 
 async def test_blocking_tools_do_not_wait_for_each_other():
-    class Sleeps:
+    everybody = threading.Barrier(50)
+
+    class Meets:
         def execute(self):
-            time.sleep(0.2)
+            everybody.wait(20)
+            return "met"
 
     agent = OwnLoop()
-    agent.set_tools({"t": Sleeps()})
-    started = time.perf_counter()
-    await asyncio.gather(*(agent.execute_tool_call("t", {}, Trajectory(str(n))) for n in range(50)))
-    assert time.perf_counter() - started < 2
+    agent.set_tools({"t": Meets()})
+    calls = [agent.execute_tool_call("t", {}, Trajectory(str(n))) for n in range(50)]
+    steps = await asyncio.gather(*calls)
+    assert [step.content for step in steps] == ["met"] * 50

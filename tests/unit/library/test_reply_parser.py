@@ -141,9 +141,9 @@ def test_no_text_makes_it_raise_and_every_reply_has_a_step(text):
     ],
 )
 def test_a_long_reply_is_read_in_bounded_time(text):
-    started = time.perf_counter()
+    started = time.thread_time()
     read_reply(ModelResponse(text))
-    assert time.perf_counter() - started < 2
+    assert time.thread_time() - started < 2
 
 
 def test_what_a_models_client_may_return_is_accepted():

@@ -93,6 +93,6 @@ def test_any_text_is_survived(text: str) -> None:
     ],
 )
 def test_a_hostile_text_costs_bounded_time(text: str) -> None:
-    started = time.perf_counter()
+    started = time.thread_time()
     stated_number(text)
-    assert time.perf_counter() - started < 3
+    assert time.thread_time() - started < 3
