@@ -63,7 +63,7 @@ async def test_calls_wait_while_redis_is_away_and_go_on_when_it_is_back(
     limits = LimitSettings(requests_per_minute=6_000, burst=5)
     await fragile.store.set(ENDPOINT, MODEL, limits)
     limiter = fragile.limiter(ENDPOINT, MODEL)
-    assert await count_calls(limiter, 0.5) > 30
+    assert await count_calls(limiter, 2) > 30
 
     own_redis.kill()
     with caplog.at_level(logging.WARNING):
@@ -74,7 +74,7 @@ async def test_calls_wait_while_redis_is_away_and_go_on_when_it_is_back(
 
     own_redis.start()
     # The server has forgotten the limits; the processes that knew them put them in force again.
-    assert 20 <= await count_calls(limiter, 3) <= 3 * 100 + 10
+    assert 20 <= await count_calls(limiter, 6) <= 6 * 100 + 10
     rows = await fragile.store.show()
     assert [row.settings for row in rows] == [limits]
 
@@ -119,7 +119,7 @@ async def test_an_outage_stops_nobody_where_nothing_was_limited(
     assert await count_calls(limiter, 0.1) > 0
     own_redis.kill()
     await asyncio.sleep(4)
-    lease = await limiter.acquire(run="r", estimated_tokens=0, timeout_s=1)
+    lease = await limiter.acquire(run="r", estimated_tokens=0, timeout_s=5)
     await lease.release()
     own_redis.start()
 
