@@ -55,11 +55,11 @@ def down(
     services, children = private_services(settings), Children(settings.data_dir)
     running = [server.name for server in services.status() if server.running]
     processes = children.find()
-    if (running or processes) and not dry_run:
-        what = [f"{child.kind} {child.pid}" for child in processes] + running
+    what = ", ".join([f"{child.kind} {child.pid}" for child in processes] + running)
+    if what and not dry_run:
         # Nothing is lost by it, so a script need not say that it means it.
         is_script = not sys.stdin.isatty()
-        confirm(f"Stop {', '.join(what)}? Data and results stay.", yes=yes or is_script)
+        confirm(f"Stop {what}? Data and results stay.", yes=yes or is_script)
         _stop(children, processes, drain_s=settings.worker.drain_s)
         services.down()
     document = {
@@ -69,11 +69,10 @@ def down(
     }
     if as_json:
         print_json(document)
-    elif not (running or processes):
+    elif not what:
         print("Nothing runs here.")
     else:
-        verb = "Would stop" if dry_run else "Stopped"
-        print(f"{verb} {len(processes)} processes and {len(running)} servers.")
+        print(f"{'Would stop' if dry_run else 'Stopped'} {what}.")
 
 
 def ps(ctx: typer.Context, as_json: Json = False) -> None:
