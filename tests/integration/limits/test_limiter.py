@@ -5,7 +5,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 import pytest
-from fixtures.speed import at_most, one_of_three
+from fixtures.speed import at_least, at_most, one_of_three
 
 from pipeline.contract.errors import InputError, Refused, WaitTimeout
 from pipeline.limits.limiter import Limiter
@@ -226,6 +226,7 @@ async def test_a_429_pauses_calls_for_as_long_as_it_asked(pool: LimiterPool) -> 
     at_most(waited_s, 1.3)
 
 
+@one_of_three
 async def test_a_429_pauses_calls_even_where_nothing_is_limited(pool: LimiterPool) -> None:
     limiter = pool.limiter(ENDPOINT, MODEL)
     await calls(limiter, 1)
@@ -235,7 +236,7 @@ async def test_a_429_pauses_calls_even_where_nothing_is_limited(pool: LimiterPoo
     first, last = min(t[0] for t in times), max(t[0] for t in times)
     assert first - started >= 0.45
     # They do not all come back at the same moment.
-    assert last - first > 0.3
+    at_least(last - first, 0.3)
 
 
 async def test_a_429_that_names_no_time_pauses_longer_each_time(pool: LimiterPool) -> None:
@@ -247,8 +248,7 @@ async def test_a_429_that_names_no_time_pauses_longer_each_time(pool: LimiterPoo
         started = time.monotonic()
         await calls(limiter, 1)
         pauses.append(time.monotonic() - started)
-    assert pauses[0] == pytest.approx(1, abs=0.3)
-    assert pauses[1] == pytest.approx(2, abs=0.3)
+    assert 0.7 <= pauses[0] < 1.7 <= pauses[1]
 
 
 async def test_runs_of_one_process_share_a_cap_by_weight(pool: LimiterPool) -> None:
@@ -269,6 +269,7 @@ async def test_runs_of_one_process_share_a_cap_by_weight(pool: LimiterPool) -> N
     assert 2.5 <= granted["three"] / granted["one"] <= 3.5
 
 
+@one_of_three
 async def test_the_adaptive_cap_finds_what_an_endpoint_bears(pool: LimiterPool) -> None:
     limiter = await limited(pool, adaptive=True)
     bears, in_flight, caps = 16, 0, []
@@ -294,9 +295,9 @@ async def test_the_adaptive_cap_finds_what_an_endpoint_bears(pool: LimiterPool) 
             group.create_task(caller())
         group.create_task(watch())
     settled = caps[len(caps) // 2 :]
-    assert max(caps) > bears
-    assert 0.4 * bears <= min(settled)
-    assert max(settled) <= 1.5 * bears
+    at_least(max(caps), bears + 1)
+    at_least(min(settled), 0.4 * bears)
+    at_most(max(settled), 1.5 * bears)
 
 
 async def test_a_lease_is_released_once_and_by_its_context(pool: LimiterPool) -> None:
