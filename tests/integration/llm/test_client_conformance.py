@@ -147,7 +147,7 @@ async def test_a_rate_limit_waits_as_long_as_the_server_asks(
     endpoint.answer(completion())
     response = await ask(connect(endpoint.base_url))
     assert asked_s <= waits.slept_s[0] <= 1.2 * asked_s + 0.05
-    assert response.metadata["rate_limit_wait_s"] == pytest.approx(waits.slept_s[0], abs=0.01)
+    assert response.metadata["rate_limit_wait_s"] == pytest.approx(waits.slept_s[0], abs=0.2)
 
 
 async def test_a_wait_beyond_the_budget_is_handed_to_the_pipeline(

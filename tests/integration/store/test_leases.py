@@ -301,7 +301,7 @@ def test_of_several_collectors_the_slowest_counts(engine):
     slow = transact(engine, read_up_to)
     assert fast is not None
     assert slow is not None
-    assert (fast - slow).total_seconds() == pytest.approx(99, abs=2)
+    assert (fast - slow).total_seconds() == pytest.approx(99, abs=20)
     transact(engine, lambda c: report_process(c, "new", "collector"))
     assert transact(engine, read_up_to) is None
     for name in ("new", "slow"):
@@ -346,4 +346,4 @@ def test_workers_are_listed_with_what_they_said(story):
     (process,) = transact(story.engine, list_processes)
     assert (process.process_id, process.kind) == ("w7", "worker")
     assert (process.capacity, process.in_flight, process.stopping) == (10, 1, False)
-    assert process.silent_s < 5
+    assert process.silent_s < 60
