@@ -27,7 +27,7 @@ def test_kombu_and_redis_py_reach_the_same_redis(services):
         assert client.llen("q") == 1
     with kombu.Connection(broker) as connection:
         queue = connection.SimpleQueue("q")
-        message = queue.get(timeout=5)
+        message = queue.get(timeout=20)
         message.ack()
         assert message.payload == {"n": 1}
         queue.close()

@@ -227,7 +227,7 @@ def test_a_blocked_loop_is_reported_with_the_line_that_blocks_it(loop, caplog):
     time.sleep(0.3)
     assert len(sent.beats) == silent_at, "a worker that stands still sends no heartbeat"
     release.set()
-    future.result(5)
+    future.result(20)
     wait_until(lambda: len(sent.beats) > silent_at, 10)
     assert sent.beats[-1].loop_lag_ms >= 1000, "and says afterwards how long it stood still"
     heartbeats.close()
@@ -334,5 +334,5 @@ def test_a_sync_agent_call_does_not_block_the_loop(loop):
     future = loop.submit(careful_agent())
     assert loop.call(lambda: 42, timeout_s=5) == 42
     release.set()
-    assert future.result(5)
+    assert future.result(20)
     assert asyncio.iscoroutinefunction(careful_agent)

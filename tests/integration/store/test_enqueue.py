@@ -112,7 +112,7 @@ def test_new_work_wakes_whoever_listens(engine):
     assert listener.wait(0)  # begins to listen
     assert not listener.wait(0)
     StoredRun(engine)
-    assert listener.wait(5)
+    assert listener.wait(20)
     assert not listener.wait(0)
     listener.close()
 
