@@ -38,7 +38,7 @@ from workers.sandbox.subprocesses import DRAINED_BYTES
 OWNER_LABEL = "rollout-sandbox-owner"
 EXPIRES_LABEL = "rollout-sandbox-expires"
 
-_SETTLE_S = 10.0
+_SETTLE_S = 30.0
 _KILL_AGAIN_S = 1.0
 _FILE_ERRORS = {44: errno.ENOENT, 45: errno.EISDIR, 46: errno.EINVAL}
 _READ = '[ -e "$1" ] || exit 44; [ -d "$1" ] && exit 45; [ -f "$1" ] || exit 46; head -c "$2" "$1"'
@@ -202,8 +202,7 @@ class RemoteSandbox(ClosingSandbox):
         )
 
     async def _end(self, execution: Execution, running: asyncio.Future[int]) -> None:
-        """Kill everything in the container but its first process, and wait for the thread."""
-        execution.stop()
+        """Kill everything in the container but its first process, until the command has ended."""
         try:
             async with asyncio.timeout(_SETTLE_S):
                 ended: set[asyncio.Future[int]] = set()
@@ -212,6 +211,9 @@ class RemoteSandbox(ClosingSandbox):
                     ended, _ = await asyncio.wait([running], timeout=_KILL_AGAIN_S)
         except TimeoutError:
             raise SandboxFailure("The sandbox does not answer any more: it is given up.") from None
+        finally:
+            # Not before: the thread would return while the command goes on.
+            execution.stop()
         if running.done() and not running.cancelled():
             running.exception()  # retrieved: what mattered was the end
 
