@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from workers.sandbox import reaper
 from workers.sandbox.base import (
     ClosingSandbox,
     Command,
@@ -27,7 +28,6 @@ from workers.sandbox.base import (
     SandboxLimits,
 )
 from workers.sandbox.lending import LentUser
-from workers.sandbox.reaper import MARK, mark
 from workers.sandbox.shell import clean_environment, is_within, limited_command
 from workers.sandbox.subprocesses import (
     ChildSpec,
@@ -92,8 +92,7 @@ class BubblewrapSandbox(ClosingSandbox):
                 *self._prefix,
                 *limited_command(command, self._limits, cwd=os.path.join(self.root, cwd or ".")),
             ],
-            env=clean_environment(home="/tmp", search_path=_python_path(), extra=env)
-            | {MARK: mark()},
+            env=_environment(search_path=_python_path(), extra=env),
             cwd="/",
             stdin=stdin,
             kill=kill_group,
@@ -138,7 +137,7 @@ def probe() -> str:
             argv = [word.replace("{status_fd}", "2") for word in sandbox._prefix]
             ended = subprocess.run(
                 [*argv, *limited_command(["true"], SandboxLimits(), cwd=folder)],
-                env=clean_environment(home="/tmp", search_path="", extra=None) | {MARK: mark()},
+                env=_environment(search_path="", extra=None),
                 cwd="/",
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
@@ -169,7 +168,7 @@ def _namespaces(workspace: Workspace, readable: Sequence[str]) -> list[str]:
         shutil.which("bwrap") or "bwrap",
         "--die-with-parent", "--json-status-fd", "{status_fd}", "--cap-drop", "ALL",
         "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-net", "--unshare-cgroup-try",
-        "--hostname", "sandbox", "--unsetenv", MARK,
+        "--hostname", "sandbox", "--unsetenv", reaper.MARK,
     ]  # fmt: skip
     words += _system()
     mounts = [path for path in [*_python_folders(), *readable] if not is_within(path, str(root))]
@@ -186,6 +185,12 @@ def _namespaces(workspace: Workspace, readable: Sequence[str]) -> list[str]:
     words += [*_parents(root), "--bind", str(root), str(root)]
     words += ["--chdir", "/", "--remount-ro", "/"]
     return words + _identity(workspace.user)
+
+
+def _environment(*, search_path: str, extra: Mapping[str, str] | None) -> dict[str, str]:
+    """Return bubblewrap's environment: the command's, and the mark that it takes out of it."""
+    clean = clean_environment(home="/tmp", search_path=search_path, extra=extra)
+    return clean | {reaper.MARK: reaper.mark()}
 
 
 def _make_etc(workspace: Workspace) -> Path:

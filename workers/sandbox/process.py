@@ -17,6 +17,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from workers.sandbox import reaper
 from workers.sandbox.base import (
     ClosingSandbox,
     Command,
@@ -25,7 +26,6 @@ from workers.sandbox.base import (
     SandboxLimits,
 )
 from workers.sandbox.lending import is_running, process_ids
-from workers.sandbox.reaper import MARK, mark
 from workers.sandbox.shell import clean_environment, limited_command
 from workers.sandbox.subprocesses import ChildSpec, as_result, kill_group, run_child
 from workers.sandbox.workspace import Workspace
@@ -70,9 +70,9 @@ class ProcessSandbox(ClosingSandbox):
         async with self._turn:
             if self._closed:
                 raise SandboxFailure("The sandbox is closed.")
-            own_mark = f"{mark()}-{secrets.token_hex(8)}"
+            mark = f"{reaper.mark()}-{secrets.token_hex(8)}"
             finished = await run_child(
-                self._spec(command, own_mark, cwd, stdin, env),
+                self._spec(command, mark, cwd, stdin, env),
                 wall_s=self._limits.bound_wall_s(timeout_s),
                 output_bytes=self._limits.output_bytes,
                 memory_bytes=self._limits.memory_bytes,
@@ -98,7 +98,7 @@ class ProcessSandbox(ClosingSandbox):
     def _spec(
         self,
         command: Command,
-        own_mark: str,
+        mark: str,
         cwd: str | None,
         stdin: bytes | None,
         env: Mapping[str, str] | None,
@@ -115,19 +115,19 @@ class ProcessSandbox(ClosingSandbox):
         return ChildSpec(
             # The outer shell is what a command that kills its parent finds there.
             argv=["/bin/sh", "-c", '"$@"; exit $?', "sh", *limited],
-            env=environment | {MARK: own_mark},
+            env=environment | {reaper.MARK: mark},
             cwd=self.root,
             stdin=stdin,
-            kill=lambda pid: self._kill(pid, own_mark),
+            kill=lambda pid: self._kill(pid, mark),
             user_id=self._user.uid if self._user else None,
         )
 
-    def _kill(self, pid: int, own_mark: str) -> None:
+    def _kill(self, pid: int, mark: str) -> None:
         kill_group(pid)
         if self._user:
             self._user.kill_all()
         else:
-            _kill_marked(f"{MARK}={own_mark}".encode())
+            _kill_marked(f"{reaper.MARK}={mark}".encode())
 
     def _give_back(self) -> None:
         if self._user:
@@ -135,12 +135,12 @@ class ProcessSandbox(ClosingSandbox):
         self._workspace.close()
 
 
-def _kill_marked(marking: bytes) -> None:
+def _kill_marked(mark: bytes) -> None:
     """Kill the processes that inherited this environment, also those in another session."""
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for _ in range(32):
             marked = [
-                pid for pid in process_ids() if _has_mark(pid, marking) and is_running(pid, number)
+                pid for pid in process_ids() if _has_mark(pid, mark) and is_running(pid, number)
             ]
             if not marked:
                 break
@@ -149,9 +149,9 @@ def _kill_marked(marking: bytes) -> None:
                     os.kill(pid, number)
 
 
-def _has_mark(pid: int, marking: bytes) -> bool:
+def _has_mark(pid: int, mark: bytes) -> bool:
     try:
-        return marking in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        return mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
         return False
 

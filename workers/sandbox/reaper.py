@@ -18,6 +18,7 @@ from workers.sandbox.base import SandboxFailure
 
 #: In the environment of each process that a sandbox starts; begins with what `mark` returns.
 MARK = "ROLLOUT_SANDBOX_ID"
+#: Longest wait for the reaper's end when this process ends by itself.
 _FAREWELL_S = 5.0
 #: Several passes: one that is just being started shows its mark a moment later.
 _SCRIPT = """
@@ -37,7 +38,9 @@ _reaper: subprocess.Popen[bytes] | None = None
 
 
 def mark() -> str:
-    """Return the mark of this process, after making sure that somebody looks for it.
+    """Return the mark of this process, the same each time; whoever looks for it is there.
+
+    The first call starts the reaper, a shell of about a megabyte; a dead one is started again.
 
     Raises:
         SandboxFailure: The reaper would not start.

@@ -248,7 +248,7 @@ async def test_a_429_that_names_no_time_pauses_longer_each_time(pool: LimiterPoo
         started = time.monotonic()
         await calls(limiter, 1)
         pauses.append(time.monotonic() - started)
-    assert 0.7 <= pauses[0] < 1.7 <= pauses[1]
+    assert 0.7 <= pauses[0] < 1.7 <= pauses[1] < 3.7
 
 
 async def test_runs_of_one_process_share_a_cap_by_weight(pool: LimiterPool) -> None:

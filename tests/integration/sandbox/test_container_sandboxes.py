@@ -136,6 +136,18 @@ async def test_cancelled_command_is_killed(remote: Sandbox, mark: Marked) -> Non
     assert (await remote.run("echo alive")).stdout == "alive\n"
 
 
+async def test_command_that_starts_after_the_first_kill_is_killed_too(
+    cluster: Cluster, mark: Marked
+) -> None:
+    async with await cluster.open() as opened:
+        (container,) = cluster.containers.values()
+        container.is_late = True
+        result = await opened.run(f"sleep 1000; : {mark}", timeout_s=0.3)
+        assert result.timed_out
+        assert any(str(mark) in word for argv in container.executed for word in argv)
+        await mark.wait_gone()
+
+
 async def test_endless_output_is_cut_and_stopped(remote: Sandbox, mark: Marked) -> None:
     result = await remote.run(f"yes {mark}", timeout_s=15)
     assert result.truncated

@@ -21,6 +21,7 @@ from workers.sandbox import bubblewrap as bubblewrap_module
 from workers.sandbox.backends import open_sandbox
 from workers.sandbox.base import Sandbox
 from workers.sandbox.process import ProcessSandbox
+from workers.sandbox.reaper import MARK
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -307,6 +308,12 @@ asyncio.run(main())
     worker.kill()
     await worker.wait()
     await mark.wait_gone()
+
+
+async def test_mark_of_the_reaper_is_not_in_the_commands_environment(bubblewrap: Sandbox) -> None:
+    seen = (await bubblewrap.run("env; cat /proc/self/environ")).stdout
+    assert "HOME=/tmp" in seen
+    assert MARK not in seen
 
 
 async def test_worker_that_ends_leaves_no_reaper(tmp_path: Path) -> None:
