@@ -10,7 +10,7 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -35,6 +35,7 @@ from pipeline.cli import (
     submit,
     workers,
 )
+from pipeline.cli.grouped_commands import GroupedCommands
 from pipeline.cli.options import GlobalFlags
 from pipeline.cli.output import print_error, write_in_any_encoding
 from pipeline.contract.errors import PipelineError
@@ -46,14 +47,58 @@ E_BUG = "E001"
 E_USAGE = "E002"
 E_INTERRUPTED = "E003"
 
-_START = "Start"
-_RUNS = "Runs"
-_TRAINING = "Training data"
-_PROCESSES = "Processes"
-_SETUP = "Setup"
+#: Every command, in the groups and the order of the help.
+COMMANDS: Final[dict[str, dict[str, Any]]] = {
+    "Start": {
+        "demo": demo.demo,
+        "doctor": doctor.doctor,
+        "run": run.run,
+        "submit": submit.submit,
+        "resume": run.resume,
+    },
+    "Runs": {
+        "runs": runs.runs,
+        "status": runs.status,
+        "watch": runs.watch,
+        "show": show.show,
+        "errors": errors.errors,
+        "retry": operations.retry,
+        "rescore": rescore.rescore,
+        "pause": operations.pause,
+        "continue": operations.continue_,
+        "cancel": operations.cancel,
+    },
+    "Trainer": {
+        "pull": batches.pull,
+        "commit": batches.commit,
+        "export": batches.export,
+    },
+    "Services": {
+        "up": servers.up,
+        "down": servers.down,
+        "ps": servers.ps,
+        "worker": workers.worker,
+        "controller": workers.controller,
+        "limits": limits.limits,
+        "flower": dashboard.flower,
+        "offline-policy": policy.offline_policy,
+    },
+    "Maintenance": {
+        "dlq": dlq.dlq,
+        "db": database.db,
+        "config": configuration.config,
+        "bench": bench.bench,
+    },
+}
+
+
+class _Commands(GroupedCommands):
+    groups = COMMANDS
+
 
 app = typer.Typer(
     name="rollout",
+    cls=_Commands,
     help="Durable rollouts for agentic RL and evaluation.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -79,7 +124,7 @@ def rollout(
         typer.Option(help="Private servers, payloads and logs (default: .rollout)."),
     ] = None,
     profile: Annotated[
-        str | None, typer.Option(help="Which [profile.NAME] of rollout.toml to use.")
+        str | None, typer.Option(metavar="NAME", help="Use this profile of rollout.toml.")
     ] = None,
     log_level: Annotated[
         str | None, typer.Option(help="DEBUG, INFO, WARNING or ERROR; logs go to stderr.")
@@ -93,43 +138,12 @@ def rollout(
     ctx.obj = GlobalFlags(data_dir=data_dir, profile=profile, log_level=log_level)
 
 
-for _panel, _name, _command in (
-    (_START, "demo", demo.demo),
-    (_START, "run", run.run),
-    (_START, "submit", submit.submit),
-    (_START, "resume", run.resume),
-    (_RUNS, "runs", runs.runs),
-    (_RUNS, "status", runs.status),
-    (_RUNS, "watch", runs.watch),
-    (_RUNS, "errors", errors.errors),
-    (_RUNS, "retry", operations.retry),
-    (_RUNS, "rescore", rescore.rescore),
-    (_RUNS, "pause", operations.pause),
-    (_RUNS, "continue", operations.continue_),
-    (_RUNS, "cancel", operations.cancel),
-    (_TRAINING, "pull", batches.pull),
-    (_TRAINING, "commit", batches.commit),
-    (_TRAINING, "export", batches.export),
-    (_PROCESSES, "up", servers.up),
-    (_PROCESSES, "down", servers.down),
-    (_PROCESSES, "ps", servers.ps),
-    (_PROCESSES, "worker", workers.worker),
-    (_PROCESSES, "controller", workers.controller),
-    (_PROCESSES, "flower", dashboard.flower),
-    (_PROCESSES, "offline-policy", policy.offline_policy),
-    (_SETUP, "doctor", doctor.doctor),
-    (_SETUP, "bench", bench.bench),
-):
-    app.command(_name, rich_help_panel=_panel)(_command)
-
-for _panel, _name, _group in (
-    (_RUNS, "show", show.show),
-    (_RUNS, "dlq", dlq.dlq),
-    (_PROCESSES, "limits", limits.limits),
-    (_SETUP, "db", database.db),
-    (_SETUP, "config", configuration.config),
-):
-    app.add_typer(_group, name=_name, rich_help_panel=_panel)
+for _group, _commands in COMMANDS.items():
+    for _name, _command in _commands.items():
+        if isinstance(_command, typer.Typer):
+            app.add_typer(_command, name=_name, rich_help_panel=_group)
+        else:
+            app.command(_name, rich_help_panel=_group)(_command)
 
 
 def main(argv: list[str] | None = None) -> None:

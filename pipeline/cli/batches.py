@@ -35,7 +35,10 @@ def pull(
     timeout_s: Annotated[float, typer.Option(min=0, help="Longest wait for the groups.")] = 0.0,
     as_json: Json = False,
 ) -> None:
-    """Lease the batch of a trainer step; again, it gives the same groups in the same order."""
+    """Lease the batch of a trainer step.
+
+    The same step again gives the same groups in the same order.
+    """
     from pipeline.contract.train_batch import BatchSpec
 
     spec = BatchSpec(groups=groups, min_group_size=min_group_size, require_full_groups=full)
@@ -59,7 +62,10 @@ def commit(
     checkpoint_uri: Annotated[str | None, typer.Option(help="Kept with the batch.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Consume the batches of all steps up to this one; again, it changes nothing."""
+    """Consume the batches of all steps up to this one.
+
+    The same command again changes nothing.
+    """
     with opened(ctx) as deployment:
         client = _client(deployment, run, consumer)
         consumed = client.commit(step, checkpoint_uri=checkpoint_uri)
@@ -80,7 +86,10 @@ def export(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write a run's rollouts to a file, one a line, failed ones with their error."""
+    """Write a run's rollouts to a file, one in each line.
+
+    Failed rollouts have no reward there, and their error instead.
+    """
     from pipeline.queue.payloads import open_payloads
     from pipeline.store.runs import get_run
     from pipeline.trainer.export import export_run

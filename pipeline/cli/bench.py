@@ -30,7 +30,10 @@ def bench(
     seed: Annotated[int, typer.Option(help="faults: of all that is drawn.")] = 1,
     json: Annotated[str | None, typer.Option(help="Write all figures to this file.")] = None,
 ) -> None:
-    """Measure this machine: private servers, a mock model, and the bare loop beside it."""
+    """Measure this machine against the bare loop.
+
+    Private servers and a mock model are started for it.
+    """
     if importlib.util.find_spec("benchmarks") is None:
         raise ConfigError(
             "The benchmarks are not installed.", remedy="Run it in a checkout: make bench"

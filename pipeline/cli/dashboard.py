@@ -37,7 +37,10 @@ def flower(
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Show live tasks in the browser: loopback, with a password, read only."""
+    """Show live tasks in the browser, by Flower.
+
+    The page is on loopback, has a password, and changes nothing.
+    """
     settings = settings_of(ctx, {"flower": {"port": port, "host": host}})
     log_to_stderr(settings.log_level)
     from pipeline.queue.broker import broker_of

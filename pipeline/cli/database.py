@@ -20,7 +20,10 @@ db = typer.Typer(help="Upgrade and check the database's schema.", no_args_is_hel
 
 @db.command()
 def upgrade(ctx: typer.Context, as_json: Json = False) -> None:
-    """Bring the database to the newest schema; safe to call from many places at once."""
+    """Bring the database to the newest schema.
+
+    Any number of processes may call it at once.
+    """
     from pipeline.store import schema
 
     with _engine(ctx) as engine:
@@ -30,7 +33,7 @@ def upgrade(ctx: typer.Context, as_json: Json = False) -> None:
 
 @db.command()
 def current(ctx: typer.Context, as_json: Json = False) -> None:
-    """Print the schema's revision, and the one this version needs."""
+    """Print the revision there is, and the one needed."""
     from pipeline.store import schema
 
     with _engine(ctx) as engine:
@@ -41,7 +44,7 @@ def current(ctx: typer.Context, as_json: Json = False) -> None:
 
 @db.command()
 def check(ctx: typer.Context, as_json: Json = False) -> None:
-    """Exit with 3 unless the database has the schema this version needs."""
+    """End with 3 unless the schema is the one needed."""
     from pipeline.store import schema
 
     with _engine(ctx) as engine:

@@ -49,7 +49,11 @@ def demo(
     n: Annotated[int, typer.Option("-n", min=1, max=64, help="Rollouts of each prompt.")] = 4,
     as_json: Json = False,
 ) -> None:
-    """Watch it work: 64 prompts, 4 rollouts each, on private servers and a stand-in model."""
+    """Watch 64 prompts run, 4 rollouts each, with no model.
+
+    A stand-in server answers instead of a model; private servers are started for it, and everything
+    is gone at the end.
+    """
     _interrupt_on_signals()
     started = time.monotonic()
     with _temporary_deployment() as deployment:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from pipeline.store.dead_letters import DeadLetter
 
-dlq = typer.Typer(help="Handle dead letters: what could not be handled.", no_args_is_help=True)
+dlq = typer.Typer(help="List, requeue and drop dead letters.", no_args_is_help=True)
 
 #: Bytes of a message that `show` prints.
 _SHOWN_BYTES = 2000
@@ -109,7 +109,10 @@ def requeue(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Try dead letters again: rollouts with a new budget, completions as if they had just come."""
+    """Try dead letters again.
+
+    Rollouts get a new budget of attempts; completions are taken in as if they had just come.
+    """
     results: list[dict[str, Any]] = []
     with opened(ctx) as deployment:
         chosen = deployment.transact(lambda connection: _chosen(connection, ids, every))
@@ -145,7 +148,10 @@ def drop(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Delete dead letters for good; the rollouts they name stay as they are."""
+    """Delete dead letters for good.
+
+    The rollouts that they name stay as they are.
+    """
     from pipeline.store.dead_letters import drop_dead_letters
 
     with opened(ctx) as deployment:

@@ -50,7 +50,10 @@ class Check:
 
 
 def doctor(ctx: typer.Context, as_json: Json = False) -> None:
-    """Check this machine and the services the settings name; each problem has a remedy."""
+    """Check this machine and the configured services.
+
+    Each problem is told with its remedy.
+    """
     checks = list(_checks(ctx))
     failed = [check for check in checks if check.status == "failed"]
     if as_json:

@@ -6,10 +6,8 @@ Used by `run` and `doctor`. One bounded request; a key goes only to the endpoint
 from __future__ import annotations
 
 import json
-import urllib.error
-import urllib.request
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from pipeline.contract.errors import ConfigError, ServiceUnavailable
@@ -62,6 +60,9 @@ def is_local(base_url: str) -> bool:
 
 def probe(settings: Settings, base_url: str) -> Probe:
     """Ask an endpoint for its models, for at most two seconds."""
+    import urllib.error
+    import urllib.request
+
     request = urllib.request.Request(base_url.rstrip("/") + "/models")
     key = settings.llm.api_key
     if key and settings.llm.base_url in (base_url, None):
@@ -96,7 +97,9 @@ def require_endpoint(settings: Settings, base_url: str) -> Probe:
     return found
 
 
-def _opener(base_url: str) -> urllib.request.OpenerDirector:
+def _opener(base_url: str) -> Any:
+    import urllib.request
+
     # A proxy has no business with what is on this machine.
     handlers = [urllib.request.ProxyHandler({})] if is_local(base_url) else []
     return urllib.request.build_opener(*handlers)

@@ -25,7 +25,7 @@ def errors(
     by: Annotated[str, typer.Option(metavar="class|tool|worker", help="Grouped how.")] = "class",
     as_json: Json = False,
 ) -> None:
-    """Count what went wrong in a run: by error class, by tool, or by worker."""
+    """Count the errors of a run by class, tool or worker."""
     from pipeline.store.inspection import errors_by_class, errors_by_worker
     from pipeline.store.runs import get_run
 

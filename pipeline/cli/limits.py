@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -23,7 +22,7 @@ T = TypeVar("T")
 
 @limits.command()
 def show(ctx: typer.Context, as_json: Json = False) -> None:
-    """List the limits, what they have granted, and who waits for them."""
+    """List limits, what they granted, and who waits."""
     rows = _with_store(ctx, lambda store: store.show())
     if as_json:
         print_json([_as_json(row) for row in rows])
@@ -54,7 +53,10 @@ def set_(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Put limits in force for all workers, within about a second; without any, lift them."""
+    """Put limits in force for all workers, or lift them.
+
+    Workers follow within about a second. Without any limit named, there is none.
+    """
     from pipeline.limits.settings import LimitSettings
 
     wanted = LimitSettings(
@@ -73,6 +75,8 @@ def set_(
 
 
 def _with_store(ctx: typer.Context, work: Callable[[LimitStore], Awaitable[T]]) -> T:
+    import asyncio
+
     from pipeline.contract.errors import ConfigError
     from pipeline.limits.store import LimitStore
 

@@ -28,7 +28,10 @@ def cancel(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """End a run: what is not done will not be; what is done stays."""
+    """End a run before all its rollouts are done.
+
+    Rollouts that are done stay as they are; the others will not be done.
+    """
     from pipeline.store.operations import begin_cancel, cancel_rollouts
     from pipeline.store.status import run_status
 
@@ -57,7 +60,10 @@ def pause(
     reason: Annotated[str | None, typer.Option(help="Kept with the run.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Hand out no more rollouts of a run; what is under way finishes."""
+    """Hand out no more rollouts of a run.
+
+    Rollouts that are under way finish.
+    """
     from pipeline.store.operations import pause_run
 
     with opened(ctx) as deployment:
@@ -99,7 +105,10 @@ def retry(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Queue failed rollouts again, unless a trainer has their group already."""
+    """Queue failed rollouts of a run again.
+
+    A rollout whose group a trainer has already stays as it is.
+    """
     from pipeline.store.operations import count_retryable, retry_rollouts
 
     condition = _condition(error_class, where)

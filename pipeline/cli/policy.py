@@ -36,7 +36,7 @@ def offline_policy(
     as_json: Json = False,
     while_stdin: WhileStdin = False,
 ) -> None:
-    """Serve the offline policy, a stand-in for a model (it follows rules, it is no model).
+    """Serve a stand-in for a model: it follows rules.
 
     The first line on stdout is a JSON object with its `base_url`, with and without `--json`.
     """

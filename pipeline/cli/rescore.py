@@ -42,7 +42,10 @@ def rescore(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Score stored trajectories again; a rollout that failed only in scoring may become good."""
+    """Score stored trajectories again, without their agents.
+
+    A rollout that failed only in scoring becomes a succeeded one if it can be scored now.
+    """
     from pipeline.store.rescores import count_rescorable
     from pipeline.store.runs import get_run
 

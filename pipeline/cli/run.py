@@ -63,7 +63,10 @@ def run(
     wait_timeout_s: WaitTimeoutS = None,
     as_json: Json = False,
 ) -> None:
-    """Run a dataset through an agent on this machine, and wait for the end."""
+    """Run a dataset through an agent here, and wait.
+
+    What it needs is started on this machine and stopped at the end, except private servers.
+    """
     settings = settings_of(ctx)
     config = run_config(options, settings.run)
     environment = _prepare(settings, config, local)
@@ -112,7 +115,10 @@ def resume(
     wait_timeout_s: WaitTimeoutS = None,
     as_json: Json = False,
 ) -> None:
-    """Go on with a run that was interrupted: local processes again, and the wait."""
+    """Go on with a run that was interrupted.
+
+    Processes are started on this machine as `rollout run` does, and the command waits for the end.
+    """
     settings = settings_of(ctx)
     with open_deployment(settings) as deployment:
         found = _resumable(deployment, run)

@@ -80,7 +80,10 @@ def watch(
     timeout_s: Annotated[float | None, typer.Option(min=0, help="Longest wait.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Follow a run until it is done; Ctrl-C only stops watching."""
+    """Follow a run until it is done.
+
+    Ctrl-C ends only this command; the run goes on.
+    """
     from pipeline.store.runs import get_run
 
     with opened(ctx) as deployment:

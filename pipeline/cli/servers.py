@@ -29,7 +29,10 @@ def up(
     workers: Annotated[int, typer.Option(min=0, help="Workers to start, besides those here.")] = 1,
     as_json: Json = False,
 ) -> None:
-    """Start private servers, a controller and workers in the background."""
+    """Start servers, a controller and workers, which stay.
+
+    Private servers are started where no URL is set. `rollout down` stops everything.
+    """
     settings = settings_of(ctx)
     with open_deployment(settings, broker=True, create=True) as deployment:
         processes = LocalProcesses(deployment.settings, stays=True)
@@ -50,7 +53,10 @@ def up(
 def down(
     ctx: typer.Context, yes: Yes = False, dry_run: DryRun = False, as_json: Json = False
 ) -> None:
-    """Stop the workers, the controller and the private servers of this data directory."""
+    """Stop all that runs for this data directory.
+
+    These are the workers, the controller and the private servers. Data and results stay.
+    """
     settings = settings_of(ctx)
     services, children = private_services(settings), Children(settings.data_dir)
     running = [server.name for server in services.status() if server.running]
@@ -76,7 +82,10 @@ def down(
 
 
 def ps(ctx: typer.Context, as_json: Json = False) -> None:
-    """List servers, processes started here, and what the store has heard of; starts nothing."""
+    """List servers and processes, and start none.
+
+    The last table has what the store has heard of, also from other machines.
+    """
     settings = settings_of(ctx)
     services = private_services(settings).status()
     children = Children(settings.data_dir).find()

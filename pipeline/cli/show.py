@@ -118,7 +118,7 @@ def show_rollout(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show a rollout: its attempts, and with --messages what was said."""
+    """Show a rollout: its attempts, and what was said."""
     from pipeline.store.inspection import find_rollout, read_rollout
 
     with opened(ctx) as deployment:

@@ -120,7 +120,10 @@ class SubmitOptions:
 
 @takes(SubmitOptions, "options")
 def submit(ctx: typer.Context, options: SubmitOptions, as_json: Json = False) -> None:
-    """Enqueue a dataset for workers that run elsewhere; again, it adds what is missing."""
+    """Enqueue a dataset for workers that run elsewhere.
+
+    The same command again adds only what is missing.
+    """
     from pipeline.cli.known_names import find_unknown
 
     config = run_config(options, settings_of(ctx).run)

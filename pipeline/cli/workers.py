@@ -38,7 +38,10 @@ def worker(
     as_json: Json = False,
     while_stdin: WhileStdin = False,
 ) -> None:
-    """Run agents and score what they do, many at once, in this process."""
+    """Run agents and score what they do, many at once.
+
+    The process runs until SIGTERM or Ctrl-C.
+    """
     settings = settings_of(
         ctx,
         {
@@ -73,7 +76,10 @@ def controller(
     as_json: Json = False,
     while_stdin: WhileStdin = False,
 ) -> None:
-    """Hand out work, take in outcomes, give up what is lost: the services in one process."""
+    """Run dispatcher, collector and reconciler.
+
+    They hand out work, take in outcomes and give up what is lost, until SIGTERM or Ctrl-C.
+    """
     settings = settings_of(ctx)
     log_to_stderr(settings.log_level)
     from pipeline.controller import SERVICES, run_controller

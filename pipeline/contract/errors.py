@@ -29,7 +29,6 @@ error that already has a type passes through. Must not: log, retry, or know any 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
@@ -268,11 +267,12 @@ class WorkerStopped(RolloutError):
 def boundary(error_type: type[RolloutError], code: str = "") -> Iterator[None]:
     """Attribute whatever foreign code raises inside to the boundary it crossed.
 
-    A `RolloutError` passes through unchanged, and so do cancellation and interpreter exits.
+    A `RolloutError` passes through unchanged, and so do cancellation and interpreter exits, which
+    are no `Exception`.
     """
     try:
         yield
-    except (RolloutError, asyncio.CancelledError):
+    except RolloutError:
         raise
     # Broad on purpose: foreign code (agents, tools, rewards) may raise anything, and all of it is
     # this rollout's error, never the worker's. One of the two places that may (docs/architecture).

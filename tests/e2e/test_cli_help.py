@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+import pty
+import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
+import typer
 from fixtures.command_line import CommandLine
+
+from pipeline.cli.app import COMMANDS
 
 HEAVY = (
     "openai",
@@ -22,8 +28,66 @@ HEAVY = (
     "kombu",
     "sqlalchemy",
     "pydantic",
+    "asyncio",
     "rich",
 )
+
+
+GROUPS = [
+    (),
+    *(
+        (name,)
+        for commands in COMMANDS.values()
+        for name, command in commands.items()
+        if isinstance(command, typer.Typer)
+    ),
+]
+
+
+def shown_in_a_terminal(folder: Path, *arguments: str) -> str:
+    """Return what a command prints on a terminal of 80 columns, without colours."""
+    ours, theirs = pty.openpty()
+    done = subprocess.Popen(
+        [sys.executable, "-m", "pipeline.cli", *arguments],
+        cwd=folder,
+        env={**os.environ, "COLUMNS": "80", "TERM": "xterm"},
+        stdout=theirs,
+    )
+    os.close(theirs)
+    shown = b""
+    try:
+        while some := os.read(ours, 65536):
+            shown += some
+    except OSError:  # how Linux says that the other side of a terminal is closed
+        pass
+    os.close(ours)
+    assert done.wait() == 0
+    return re.sub(r"\x1b\[[0-9;]*m", "", shown.decode())
+
+
+def test_commands_are_listed_in_five_groups(folder):
+    plain = CommandLine(folder)("--help").out
+    drawn = shown_in_a_terminal(folder, "--help")
+    titles = ["Start", "Runs", "Trainer", "Services", "Maintenance"]
+    assert re.findall(r"^(\w+):$", plain, re.MULTILINE) == ["Options", *titles]
+    assert re.findall(r"╭─ (\w+) ─", drawn) == ["Options", *titles]
+    names = [name for commands in COMMANDS.values() for name in commands]
+    assert re.findall(r"^  ([a-z][\w-]*)", plain, re.MULTILINE) == names
+    assert list(COMMANDS) == titles
+
+
+@pytest.mark.parametrize("group", GROUPS, ids=" ".join)
+def test_no_summary_is_cut_or_folded_at_80_columns(folder, group):
+    plain = CommandLine(folder, COLUMNS="80")(*group, "--help").out
+    drawn = shown_in_a_terminal(folder, *group, "--help")
+    listed = plain.partition("Show this message and exit.")[2]
+    summaries = re.findall(r"^  [a-z][\w-]* +(\S.*)$", listed, re.MULTILINE)
+    assert summaries
+    for summary in summaries:
+        assert summary.endswith("."), summary
+        assert not summary.endswith("..."), summary
+        assert f" {summary} " in drawn
+    assert "…" not in plain + drawn
 
 
 def test_help_loads_nothing_heavy(folder):
@@ -38,7 +102,7 @@ def test_help_loads_nothing_heavy(folder):
     assert "offline-policy" in done.stdout
 
 
-def test_help_takes_less_than_two_fifths_of_a_second(folder):
+def test_help_takes_a_fifth_of_a_second_at_most(folder):
     def once() -> float:
         started, before = time.monotonic(), os.times()
         subprocess.run(
@@ -53,7 +117,7 @@ def test_help_takes_less_than_two_fifths_of_a_second(folder):
         # On a busy machine the wall clock measures the others.
         return min(time.monotonic() - started, cpu)
 
-    assert min(once() for _ in range(3)) < 0.4
+    assert any(once() <= 0.2 for _ in range(10))
 
 
 @pytest.mark.parametrize("command", [(), ("run",), ("show", "rollout"), ("db", "upgrade")])

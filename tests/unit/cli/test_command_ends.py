@@ -47,7 +47,7 @@ def test_an_unknown_command_and_an_unknown_option_are_usage_errors(capsys):
 
 def test_no_command_shows_the_help_and_is_a_usage_error(capsys):
     assert run_command([]) == 2
-    assert "Commands" in capsys.readouterr().err
+    assert "Maintenance:" in capsys.readouterr().err
 
 
 def test_the_version_is_printed(capsys):
