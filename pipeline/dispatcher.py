@@ -18,13 +18,13 @@ from pipeline.contract.errors import (
     QueueUnavailable,
 )
 from pipeline.contract.messages import Completion, ErrorRecord, RolloutRequest
-from pipeline.contract.rollout import label_of, run_id_of
+from pipeline.contract.rollout import label_of
 from pipeline.queue.requests import RequestPublisher
 from pipeline.settings import Settings
 from pipeline.store.engine import WORK_CHANNEL, Listener, transact
 from pipeline.store.outcomes import record_outcomes
 from pipeline.store.rollouts import ClaimedAttempt, claim, count_in_flight, wait_to_claim
-from pipeline.store.runs import Run, active_runs
+from pipeline.store.runs import Run, active_runs, ids_of
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,6 @@ class Dispatcher:
         self._engine = engine
         self._publisher = publisher
         self._settings = settings.dispatch
-        self._only = frozenset(run_id_of(slug) for slug in settings.dispatch.runs)
         # An unstarted request is discarded by its worker at `expires`; only after that, and a
         # grace, may it be given up: no stale copy can then run beside its successor.
         self._unstarted_lease_s = settings.dispatch.request_expires_s + settings.lease.lease_s
@@ -94,16 +93,17 @@ class Dispatcher:
     def _claim(self, connection: Connection) -> list[_Batch]:
         wait_to_claim(connection)
         in_flight = count_in_flight(connection)
-        if self._only:
-            in_flight = {run_id: n for run_id, n in in_flight.items() if run_id in self._only}
+        only = ids_of(connection, self._settings.runs)
+        if self._settings.runs:
+            in_flight = {run_id: n for run_id, n in in_flight.items() if run_id in only}
         room = self._settings.max_in_flight - sum(in_flight.values())
         # Refilling for every freed place would make many small transactions out of few large ones.
         if room < max(1, self._settings.max_in_flight // 10) and self._woken:
             return []
         batches: list[_Batch] = []
         runs = active_runs(connection) if room > 0 else []
-        if self._only:
-            runs = [run for run in runs if run.run_id in self._only]
+        if self._settings.runs:
+            runs = [run for run in runs if run.run_id in only]
         for position, run in enumerate(runs):
             # Runs of one priority share what is left; a higher priority takes all it can.
             peers = sum(other.config.priority == run.config.priority for other in runs[position:])

@@ -27,6 +27,7 @@ from pipeline.cli import (
     limits,
     operations,
     policy,
+    removal,
     rescore,
     run,
     runs,
@@ -67,6 +68,7 @@ COMMANDS: Final[dict[str, dict[str, Any]]] = {
         "pause": operations.pause,
         "continue": operations.continue_,
         "cancel": operations.cancel,
+        "rm": removal.rm,
     },
     "Trainer": {
         "pull": batches.pull,

@@ -7,6 +7,7 @@ line. An object holds a whole frame, so an outcome whose message was lost can be
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any, Protocol
@@ -35,6 +36,10 @@ class PayloadStore(Protocol):
 
     def uri(self, key: str) -> str:
         """Return the URI a key has or would have."""
+        ...
+
+    def delete_all(self, folder: str) -> int:
+        """Delete whatever has a key `folder/…`; return how many objects."""
         ...
 
 
@@ -89,6 +94,23 @@ class FolderPayloads:
         """Return a file:// URI."""
         return "file://" + quote(str(self._path(key)))
 
+    def delete_all(self, folder: str) -> int:
+        """Delete a folder below ours."""
+        path = self._path(folder)
+        try:
+            count = sum(found.is_file() for found in path.rglob("*"))
+            shutil.rmtree(path)
+        except FileNotFoundError:
+            return 0
+        except OSError as error:
+            raise ServiceUnavailable(
+                f"Trajectories below {path} cannot be deleted.",
+                why=f"{error.strerror or error}.",
+                remedy="Check the folder's owner and disk, or ROLLOUT_PAYLOADS__URL.",
+                code=E_PAYLOADS,
+            ) from error
+        return count
+
     def _path(self, key: str) -> Path:
         return self._folder / key
 
@@ -116,6 +138,10 @@ class SealedPayloads:
     def uri(self, key: str) -> str:
         """Return the URI a key has or would have."""
         return self._inner.uri(key)
+
+    def delete_all(self, folder: str) -> int:
+        """Delete whatever has a key `folder/…`, whoever wrote it."""
+        return self._inner.delete_all(folder)
 
 
 class S3Payloads:
@@ -157,6 +183,25 @@ class S3Payloads:
         """Return an s3:// URI."""
         return f"s3://{self._bucket}/{self._prefix}{key}"
 
+    def delete_all(self, folder: str) -> int:
+        """Delete objects, as many at once as S3 lists: a thousand."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        count = 0
+        listing = self._client.get_paginator("list_objects_v2")
+        try:
+            for page in listing.paginate(Bucket=self._bucket, Prefix=f"{self._prefix}{folder}/"):
+                if keys := [{"Key": each["Key"]} for each in page.get("Contents", ())]:
+                    answer = self._client.delete_objects(
+                        Bucket=self._bucket, Delete={"Objects": keys, "Quiet": True}
+                    )
+                    if failed := answer.get("Errors"):
+                        raise _s3_unavailable(self._bucket, RuntimeError(failed[0]["Message"]))
+                    count += len(keys)
+        except (BotoCoreError, ClientError) as error:
+            raise _s3_unavailable(self._bucket, error) from error
+        return count
+
 
 def open_payloads(settings: Settings) -> PayloadStore:
     """Return the payload store the settings name.
@@ -189,7 +234,10 @@ def _open_unsigned(settings: Settings) -> PayloadStore:
 
 
 def payload_key(run_id: str, label: str) -> str:
-    """Return the key of an attempt's object: known before it exists, so it can be looked for."""
+    """Return the key of an attempt's object: known before it exists, so it can be looked for.
+
+    Whatever belongs to a run has its id as the folder, and `delete_all` takes it away.
+    """
     return f"{run_id}/{label}.frame"
 
 

@@ -5,6 +5,7 @@ Used by producers, dispatcher and the command line. Must not: know the broker.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -42,7 +43,7 @@ def create_run(connection: Connection, slug: str, config: RunConfig, *, name: st
     connection.execute(
         insert(runs)
         .values(
-            run_id=run_id_of(slug),
+            run_id=_new_id(connection, slug),
             slug=slug,
             name=name or slug,
             purpose=config.purpose,
@@ -103,6 +104,13 @@ def active_runs(connection: Connection) -> list[Run]:
     return sorted(found, key=lambda run: (-run.config.priority, run.created_at))
 
 
+def ids_of(connection: Connection, slugs: Sequence[str]) -> frozenset[UUID]:
+    """Return the ids of those runs that exist."""
+    return frozenset(
+        connection.execute(select(runs.c.run_id).where(runs.c.slug.in_(slugs))).scalars()
+    )
+
+
 def list_queues(connection: Connection) -> list[str]:
     """Return the request queues that runs with rollouts in flight use."""
     query = text("""
@@ -147,6 +155,16 @@ def record_run_event(
         ),
         {"run_id": run_id, "before": before, "after": after, "reason": reason},
     )
+
+
+def _new_id(connection: Connection, slug: str) -> UUID:
+    """Return another id after each removal of a run of this name (ADR 0029)."""
+    first = run_id_of(slug)
+    removed = connection.execute(
+        text("SELECT count(*) FROM events WHERE entity_id = :first AND to_state = 'removed'"),
+        {"first": first},
+    ).scalar_one()
+    return run_id_of(f"{slug}#{removed}") if removed else first
 
 
 def _run(row: Row[Any]) -> Run:

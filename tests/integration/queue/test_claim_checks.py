@@ -54,6 +54,15 @@ def test_what_is_put_can_be_read_and_put_again(payloads):
     assert payloads.get(uri) == b"two"
 
 
+def test_the_objects_of_one_run_are_deleted_and_no_others(payloads):
+    kept = [payloads.put(key, b"kept") for key in ("run/a.frame", "run-2/a.frame")]
+    gone = [payloads.put(f"run1/{n}.frame", b"gone") for n in range(3)]
+    assert payloads.delete_all("run1") == 3
+    assert payloads.delete_all("run1") == 0
+    assert [payloads.get(uri) for uri in gone] == [None] * 3
+    assert [payloads.get(uri) for uri in kept] == [b"kept"] * 2
+
+
 def test_what_is_not_there_is_none(payloads):
     assert payloads.get(payloads.uri("run/never.frame")) is None
 

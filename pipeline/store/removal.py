@@ -1,0 +1,184 @@
+"""A run's removal: every row of it, in batches, and its name is free again.
+
+Used by `rollout rm`. What is deleted first is what names other rows, so that an interrupted removal
+goes on when it is asked for again. Must not: delete bodies, which lie in the payload store.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Connection, text
+
+from pipeline.contract.errors import Refused
+from pipeline.contract.rollout import RunState, run_id_of
+from pipeline.store.engine import READY_CHANNEL, WORK_CHANNEL, notify
+from pipeline.store.runs import Run, get_run, set_run_state
+from pipeline.store.status import run_state
+
+E_IN_USE = "E142"
+
+#: Groups whose rows are deleted in one transaction.
+GROUPS_AT_ONCE = 500
+
+_REASON = "it is being removed"
+
+_USES = text("""
+SELECT (SELECT count(*) FROM rollouts
+        WHERE run_id = :run_id AND state IN ('dispatched', 'running')) AS in_flight,
+       (SELECT consumer || ' until ' || to_char(lease_until AT TIME ZONE 'UTC', 'HH24:MI:SS')
+            || ' UTC'
+        FROM train_batches WHERE run_id = :run_id AND state = 'leased' AND lease_until > now()
+        ORDER BY lease_until DESC LIMIT 1) AS lease
+""")
+
+# Locks in the order rollouts, then groups, both by id: the order of everybody else.
+_LOCK = text("""
+WITH picked AS MATERIALIZED (
+    SELECT group_id FROM groups WHERE run_id = :run_id ORDER BY group_no LIMIT :most
+)
+SELECT rollout_id FROM rollouts JOIN picked USING (group_id) ORDER BY rollout_id
+FOR UPDATE OF rollouts
+""")
+
+_DELETE_GROUPS = text("""
+WITH picked AS MATERIALIZED (
+    SELECT group_id, prompt_id FROM groups WHERE run_id = :run_id ORDER BY group_no LIMIT :most
+), ids AS MATERIALIZED (
+    SELECT rollout_id FROM rollouts JOIN picked USING (group_id)
+), d_rewards AS (
+    DELETE FROM rewards t USING ids WHERE t.rollout_id = ids.rollout_id RETURNING 1
+), d_calls AS (
+    DELETE FROM model_calls t USING ids WHERE t.rollout_id = ids.rollout_id RETURNING 1
+), d_trajectories AS (
+    DELETE FROM trajectories t USING ids WHERE t.rollout_id = ids.rollout_id RETURNING 1
+), d_attempts AS (
+    DELETE FROM attempts t USING ids WHERE t.rollout_id = ids.rollout_id RETURNING 1
+), d_events AS (
+    DELETE FROM events t USING (SELECT rollout_id AS id FROM ids UNION ALL
+                                SELECT group_id FROM picked) AS of
+    WHERE t.entity_id = of.id RETURNING 1
+), d_rollouts AS (
+    DELETE FROM rollouts t USING ids WHERE t.rollout_id = ids.rollout_id RETURNING 1
+), d_groups AS (
+    DELETE FROM groups t USING picked WHERE t.group_id = picked.group_id RETURNING 1
+), d_prompts AS (
+    DELETE FROM prompts t USING picked WHERE t.prompt_id = picked.prompt_id RETURNING 1
+)
+SELECT (SELECT count(*) FROM d_prompts) AS prompts, (SELECT count(*) FROM d_groups) AS groups,
+       (SELECT count(*) FROM d_rollouts) AS rollouts, (SELECT count(*) FROM d_attempts) AS attempts,
+       (SELECT count(*) FROM d_trajectories) AS trajectories,
+       (SELECT count(*) FROM d_rewards) AS rewards, (SELECT count(*) FROM d_calls) AS model_calls,
+       (SELECT count(*) FROM d_events) AS events
+""")
+
+# `policy_versions` and the members of train batches go with what they belong to (ADR 0013). Tallies
+# are no records: their triggers added rows until now, so they are deleted last and not counted.
+_DELETE_RUN = text("""
+WITH d_letters AS (
+    DELETE FROM dead_letters WHERE run_id = :run_id RETURNING 1
+), d_events AS (
+    DELETE FROM events WHERE entity_id = :run_id AND to_state <> 'removed' RETURNING 1
+), d_prompts AS (
+    DELETE FROM prompts WHERE run_id = :run_id RETURNING 1
+), d_rollouts AS (
+    DELETE FROM rollout_tallies WHERE run_id = :run_id
+), d_groups AS (
+    DELETE FROM group_tallies WHERE run_id = :run_id
+), d_attempts AS (
+    DELETE FROM attempt_tallies WHERE run_id = :run_id
+), d_batches AS (
+    DELETE FROM train_batches WHERE run_id = :run_id RETURNING 1
+), d_run AS (
+    DELETE FROM runs WHERE run_id = :run_id RETURNING 1
+), noted AS (
+    INSERT INTO events (run_id, entity, entity_id, from_state, to_state)
+    SELECT :name_id, 'run', :name_id, :state, 'removed' FROM d_run
+)
+SELECT (SELECT count(*) FROM d_run) AS runs, (SELECT count(*) FROM d_batches) AS train_batches,
+       (SELECT count(*) FROM d_letters) AS dead_letters,
+       (SELECT count(*) FROM d_prompts) AS prompts, (SELECT count(*) FROM d_events) AS events
+""")
+
+
+def require_removable(connection: Connection, run: Run) -> None:
+    """Check that nobody works on a run.
+
+    Raises:
+        Refused: It is active, has rollouts in flight, or a trainer holds a lease on its groups.
+    """
+    state = run_state(connection, run)
+    if state is RunState.ACTIVE:
+        raise Refused(
+            f"Run {run.slug} is active.",
+            why="Only a finished, paused or cancelled run can be removed.",
+            remedy=f"End it first: rollout cancel {run.slug}",
+            code=E_IN_USE,
+        )
+    uses = connection.execute(_USES, {"run_id": run.run_id}).one()
+    if uses.in_flight:
+        raise Refused(
+            f"Run {run.slug} has {uses.in_flight} rollouts in flight.",
+            remedy=f"Wait for them, or end the run first: rollout cancel {run.slug}",
+            code=E_IN_USE,
+        )
+    if uses.lease and state is not RunState.CANCELLED:
+        raise Refused(
+            f"Consumer {uses.lease} holds groups of run {run.slug}.",
+            why="Its trainer may be training with them.",
+            remedy=f"Commit its step, wait for the end of the lease, or: rollout cancel {run.slug}",
+            code=E_IN_USE,
+        )
+
+
+def begin_removal(connection: Connection, run: Run) -> None:
+    """Check a run once more, and take it out of everybody's work: from now on it is cancelled.
+
+    Raises:
+        Refused: As `require_removable`.
+    """
+    connection.execute(
+        text("SELECT FROM runs WHERE run_id = :run_id FOR UPDATE"), {"run_id": run.run_id}
+    )
+    current = get_run(connection, run.slug)
+    require_removable(connection, current)
+    set_run_state(connection, current, RunState.CANCELLED, reason=_REASON)
+    notify(connection, WORK_CHANNEL)
+
+
+def remove_groups(
+    connection: Connection, run: Run, *, most: int = GROUPS_AT_ONCE
+) -> dict[str, int]:
+    """Delete up to `most` groups with all their rows; return how many rows of each table.
+
+    Called again and again, in transactions of their own, until `groups` is 0.
+    """
+    values = {"run_id": run.run_id, "most": most}
+    connection.execute(_LOCK, values)
+    return _counts(connection.execute(_DELETE_GROUPS, values).one())
+
+
+def remove_rest(connection: Connection, run: Run) -> dict[str, int]:
+    """Delete what is left of a run without groups, and note the removal under its name."""
+    values = {"run_id": run.run_id, "name_id": run_id_of(run.slug), "state": str(run.state)}
+    deleted = _counts(connection.execute(_DELETE_RUN, values).one())
+    notify(connection, READY_CHANNEL)
+    return deleted
+
+
+def seconds_since_cancel(connection: Connection, run: Run) -> float | None:
+    """Return how long ago the newest attempt in a worker was cancelled; None: there is none."""
+    found = connection.execute(
+        text(
+            "SELECT extract(epoch FROM now() - max(ended_at)) FROM attempts a"
+            " JOIN rollouts r USING (rollout_id, attempt_no)"
+            " WHERE r.run_id = :run_id AND r.state = 'cancelled' AND a.state = 'cancelled'"
+            " AND a.worker_id IS NOT NULL"
+        ),
+        {"run_id": run.run_id},
+    ).scalar_one()
+    return None if found is None else float(found)
+
+
+def _counts(row: Any) -> dict[str, int]:
+    return {name: int(n) for name, n in row._mapping.items()}
