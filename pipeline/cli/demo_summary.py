@@ -9,6 +9,7 @@ from pipeline.cli.deployment import Deployment
 from pipeline.cli.errors import errors_by_tool, print_errors
 from pipeline.cli.output import console, counts, number, print_table
 from pipeline.cli.pass_rates import mean_pass_at_k
+from pipeline.cli.runs import reward_text
 
 if TYPE_CHECKING:
     from pipeline.store.runs import Run
@@ -48,7 +49,7 @@ def print_summary(deployment: Deployment, run: Run, status: RunStatus, batch: An
         ("attempts", f"{status.attempts} ({status.attempts - total} retries)"),
         ("groups", counts(status.groups)),
         ("dropped", counts(status.drops)),
-        ("reward", _reward(status)),
+        ("reward", reward_text(status)),
         *(
             (f"pass@{k}", number(rate))
             for k, rate in _pass_rates(deployment, run).items()
@@ -94,10 +95,3 @@ def _pass_rates(deployment: Deployment, run: Run) -> dict[int, float | None]:
 
 def _ended(status: RunStatus) -> dict[str, int]:
     return {name: status.rollouts[name] for name in ("succeeded", "failed", "cancelled")}
-
-
-def _reward(status: RunStatus) -> str:
-    if status.reward_mean is None or status.reward_std is None:
-        return "none"
-    error = status.reward_std / status.reward_n**0.5
-    return f"{number(status.reward_mean)} ± {number(error)} (mean ± standard error)"

@@ -105,7 +105,7 @@ def print_status(status: RunStatus) -> None:
         ("state", status.state),
         ("groups", counts(status.groups)),
         ("rollouts", _rollouts(status)),
-        ("reward", _reward(status)),
+        ("reward", reward_text(status)),
         ("attempts", status.attempts),
         ("errors", counts(status.errors)),
         ("tokens", f"{status.prompt_tokens:,} prompt, {status.completion_tokens:,} completion"),
@@ -128,9 +128,12 @@ def _rollouts(status: RunStatus) -> str:
     return f"{total}: {counts(by_state)}"
 
 
-def _reward(status: RunStatus) -> str:
-    if status.reward_mean is None or status.reward_std is None:
+def reward_text(status: RunStatus) -> str:
+    """Return a run's mean reward with its standard error, and what it is taken over."""
+    if status.reward_mean is None:
         return "none yet"
-    error = status.reward_std / status.reward_n**0.5
-    mean = f"{number(status.reward_mean)} ± {number(error)}"
-    return f"{mean} (mean ± standard error of {status.reward_n})"
+    over = f"{status.reward_n} rollouts of {status.reward_prompts} prompts"
+    if status.reward_stderr is None:
+        return f"{number(status.reward_mean)} (mean of {over})"
+    mean = f"{number(status.reward_mean)} ± {number(status.reward_stderr)}"
+    return f"{mean} (mean ± standard error, {over})"

@@ -83,7 +83,8 @@ def show_group(ctx: typer.Context, group: GroupName, as_json: Json = False) -> N
         [
             ("id", found["group_id"]),
             ("state", state),
-            ("reward", f"{number(found['reward_mean'])} ± {number(found['reward_std'])}"),
+            ("mean reward", number(found["reward_mean"])),
+            ("standard deviation", number(found["reward_std"])),
             ("prompt", prompt_preview(found["prompt"], width=400)),
             ("answer", found["prompt"].get("answer")),
         ],

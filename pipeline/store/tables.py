@@ -214,6 +214,15 @@ group_tallies = Table(
     _must("n_rollouts", BigInteger),
     _must("n_cut", BigInteger),
 )
+reward_tallies = Table(
+    "reward_tallies",
+    metadata,
+    _must("run_id"),
+    _must("n_groups", BigInteger),
+    _must("sum_squares", Numeric),
+    _must("sum_products", Numeric),
+    _must("count_squares", Numeric),
+)
 attempt_tallies = Table(
     "attempt_tallies",
     metadata,

@@ -9,7 +9,12 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, Table, text
 
-from pipeline.store.tables import attempt_tallies, group_tallies, rollout_tallies
+from pipeline.store.tables import (
+    attempt_tallies,
+    group_tallies,
+    reward_tallies,
+    rollout_tallies,
+)
 
 #: Any number that nothing else in the database locks by.
 _FOLD_LOCK = 7_214_002
@@ -20,6 +25,7 @@ _FEW = 200
 _SUMS = {
     rollout_tallies: ("n", "n_rewarded", "reward_sum", "reward_squares"),
     group_tallies: ("n", "n_rollouts", "n_cut"),
+    reward_tallies: ("n_groups", "sum_squares", "sum_products", "count_squares"),
     attempt_tallies: ("n", "prompt_tokens", "completion_tokens"),
 }
 _HIGHEST = frozenset({"last_finished_at"})
@@ -87,6 +93,19 @@ TALLY_RULES = {
                      (count(*), sum(n_rollouts), sum(n_cut))::text AS sums
               FROM groups WHERE run_id = :run_id GROUP BY 1, 2) AS r
         USING (state, drop_reason) WHERE t.sums IS DISTINCT FROM r.sums""",
+    "tallies of rewards equal their rows": """
+        SELECT format('tallies (%s), rows (%s)', t.sums, r.sums)
+        FROM (SELECT (coalesce(sum(n_groups), 0), trim_scale(coalesce(sum(sum_squares), 0)),
+                      trim_scale(coalesce(sum(sum_products), 0)),
+                      coalesce(sum(count_squares), 0))::text AS sums
+              FROM reward_tallies WHERE run_id = :run_id) AS t
+        CROSS JOIN (SELECT (count(*), trim_scale(coalesce(sum(s * s), 0)),
+                            trim_scale(coalesce(sum(s * n), 0)), coalesce(sum(n * n), 0))::text
+                           AS sums
+                    FROM (SELECT count(reward) AS n, sum(reward::numeric) AS s FROM rollouts
+                          WHERE run_id = :run_id AND reward IS NOT NULL GROUP BY group_id) AS g
+                   ) AS r
+        WHERE t.sums <> r.sums""",
     "tallies of attempts equal their rows": """
         SELECT format('%s %s %s: tallies (%s), rows (%s)', worker_id, error_class, error_code,
                       t.sums, r.sums)

@@ -58,7 +58,13 @@ def test_the_document_has_the_keys_that_others_rely_on_in_their_order(engine: En
         "adds_up": True,
         "rollouts_cut": 0,
     }
-    assert document["reward"] == {"n": 0, "mean": None, "std": None}
+    assert document["reward"] == {
+        "n": 0,
+        "mean": None,
+        "std": None,
+        "stderr": None,
+        "prompts": 0,
+    }
     assert document["tokens"] == {"prompt": 0, "completion": 0}
 
 

@@ -47,6 +47,7 @@ def figures(story: StoredRun) -> dict[str, Any]:
         "groups": {s: n for s, n in found.groups.items() if n},
         "errors": found.errors,
         "reward": (found.reward_n, found.reward_mean, found.reward_std),
+        "prompts": (found.reward_prompts, found.reward_stderr),
         "attempts": (found.attempts, found.prompt_tokens, found.completion_tokens),
     }
 
@@ -62,6 +63,10 @@ def counted(story: StoredRun) -> dict[str, Any]:
         "SELECT count(reward) AS n, avg(reward) AS mean, stddev_pop(reward) AS std FROM rollouts"
         " WHERE run_id = :run_id"
     )
+    by_group = story.rows(
+        "SELECT count(reward) AS n, sum(reward) AS s FROM rollouts WHERE run_id = :run_id"
+        " AND reward IS NOT NULL GROUP BY group_id"
+    )
     (attempts,) = story.rows(
         "SELECT count(*) AS n, coalesce(sum(prompt_tokens), 0) AS prompt,"
         " coalesce(sum(completion_tokens), 0) AS completion FROM attempts WHERE run_id = :run_id"
@@ -71,8 +76,18 @@ def counted(story: StoredRun) -> dict[str, Any]:
         "groups": by("state", "groups"),
         "errors": by("error_class", "rollouts", "state = 'failed'"),
         "reward": (reward["n"], pytest.approx(reward["mean"]), pytest.approx(reward["std"])),
+        "prompts": (len(by_group), clustered([(row["n"], row["s"]) for row in by_group])),
         "attempts": (attempts["n"], attempts["prompt"], attempts["completion"]),
     }
+
+
+def clustered(groups: list[tuple[int, float]]) -> Any:
+    """The standard error of the mean over groups of (number, sum), as its definition says."""
+    if len(groups) < 2:
+        return None
+    n, total = sum(n for n, _ in groups), sum(s for _, s in groups)
+    squares = sum((s - total / n * n_g) ** 2 for n_g, s in groups)
+    return pytest.approx((len(groups) / (len(groups) - 1) * squares) ** 0.5 / n, abs=1e-9)
 
 
 def n_rows(story: StoredRun) -> int:
