@@ -1,7 +1,8 @@
 """The Celery tasks `rollout.run` and `rollout.rescore`, and the command that stops attempts.
 
-A task thread hands the attempt to the event loop and waits; what it returns is the one line that
-operators see in Flower. Must not: decide anything about a rollout.
+A task thread hands the attempt to the event loop and waits. What it returns is the one line that
+operators see in Flower, which shows what did not succeed as failed. The completion is on its way by
+then. Must not: decide anything about a rollout.
 """
 
 from __future__ import annotations
@@ -26,17 +27,23 @@ from pipeline.contract.messages import (
 )
 from pipeline.queue.payloads import PayloadStore
 from pipeline.queue.signing import CANCEL, REQUEST, Forged, Signer
-from workers.acknowledgements import GatedRequest, is_left_to_another
+from workers.acknowledgements import is_left_to_another
 from workers.execution import execute
 from workers.loop import LoopThread
 from workers.outbox import Outbox
 from workers.refused import RefusedMessages
 from workers.rescoring import rescore
 from workers.runtime import Runtime
+from workers.task_events import ReportedRequest, end_as
 
 log = logging.getLogger(__name__)
 
+#: Characters of an error's message in Flower, which keeps many tasks in memory.
+_MAX_MESSAGE_CHARS = 300
+
+#: Nothing was run here: what another delivery of the same task comes to is told by that one.
 _LEFT = "left to another worker, which gets it again"
+_DUPLICATE = "duplicate delivery, not run again"
 
 
 def register_tasks(
@@ -51,17 +58,17 @@ def register_tasks(
 ) -> None:
     """Give the application its tasks, bound to this process."""
 
-    async def run_attempt(request: RolloutRequest) -> str:
+    async def run_attempt(request: RolloutRequest) -> Completion | None:
         if runtime.in_flight.knows((request.rollout_id, request.attempt_no)):
-            return "duplicate delivery, not run again"
+            return None
         completion = await execute(request, runtime)
         outbox.put(completion)
-        return describe(completion)
+        return completion
 
-    @app.task(name=TASK_RUN, ignore_result=True, Request=GatedRequest)
+    @app.task(name=TASK_RUN, ignore_result=True, Request=ReportedRequest)
     def run(message: str, signature: str = "") -> str:
         if is_left_to_another():
-            return _LEFT
+            return end_as(None, _LEFT)
         try:
             signer.check(message, signature, REQUEST)
             request = parse_message(RolloutRequest, message)
@@ -69,7 +76,7 @@ def register_tasks(
             # No outcome: it would be that of an attempt that somebody else is running.
             log.error("A request was refused: %s", error)
             refused.add("request", str(error), message)
-            return "forged request"
+            return end_as("task-failed", f"forged request: {error}")
         except MalformedMessage as error:
             log.error("A request could not be decoded: %s", error)
             refusal = _refusal(message, error, runtime.worker_id)
@@ -77,33 +84,34 @@ def register_tasks(
                 outbox.put(refusal)
             else:
                 refused.add("request", str(error), message)
-            return "malformed request"
+            return end_as("task-failed", f"malformed request: {error}")
         future = loop.submit(run_attempt(request))
         try:
-            return future.result()
+            completion = future.result()
         except BaseException:
             # Cancelled by name (fenced), or the pool is being torn down.
             if future.cancelled():
-                return "stopped: no longer wanted"
+                return end_as("task-revoked", "stopped: no longer wanted")
             raise
+        return end_as(None, _DUPLICATE) if completion is None else describe(completion)
 
-    async def score_again(request: RescoreRequest) -> str:
+    async def score_again(request: RescoreRequest) -> Completion:
         completion = await rescore(request, payloads, runtime.worker_id, redactor=runtime.redactor)
         outbox.put(completion)
-        return describe(completion)
+        return completion
 
-    @app.task(name=TASK_RESCORE, ignore_result=True, Request=GatedRequest)
+    @app.task(name=TASK_RESCORE, ignore_result=True, Request=ReportedRequest)
     def run_rescore(message: str, signature: str = "") -> str:
         if is_left_to_another():
-            return _LEFT
+            return end_as(None, _LEFT)
         try:
             signer.check(message, signature, REQUEST)
             request = parse_message(RescoreRequest, message)
         except MalformedMessage as error:
             log.error("A request to score again was refused: %s", error)
             refused.add("request", str(error), message)
-            return "malformed request"
-        return loop.submit(score_again(request)).result()
+            return end_as("task-failed", f"malformed request: {error}")
+        return describe(loop.submit(score_again(request)).result())
 
     def cancel_attempts(_: Any, labels: list[str], signature: str = "") -> dict[str, Any]:
         try:
@@ -118,12 +126,17 @@ def register_tasks(
 
 
 def describe(completion: Completion) -> str:
-    """Return the line that operators see as the task's result."""
+    """Return the line that operators see of the running task, which an error makes a failed one."""
     tokens = completion.prompt_tokens + completion.completion_tokens
-    if completion.purpose == "rescore" and completion.error is None:
+    if (error := completion.error) is not None:
+        is_handed_back = error.error_class is ErrorClass.WORKER_STOPPED
+        return end_as(
+            "task-retried" if is_handed_back else "task-failed",
+            f"{error.error_class} code={error.code} tokens={tokens}: "
+            f"{error.message[:_MAX_MESSAGE_CHARS]}",
+        )
+    if completion.purpose == "rescore":
         return f"reward={completion.reward:g}"
-    if completion.error is not None:
-        return f"error={completion.error.error_class} code={completion.error.code} tokens={tokens}"
     reward = "none" if completion.reward is None else f"{completion.reward:g}"
     return (
         f"reward={reward} turns={completion.n_turns} tokens={tokens} stop={completion.stop_reason}"

@@ -8,11 +8,13 @@ from __future__ import annotations
 import os
 import secrets
 import signal
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pipeline.cli.deployment import settings_of, with_broker
+from pipeline.cli.flower_view import SilentWorkers, note_since, templates_with
 from pipeline.cli.logs import log_to_stderr
 from pipeline.cli.options import Json
 from pipeline.cli.output import note, print_json
@@ -24,9 +26,10 @@ if TYPE_CHECKING:
 E_NO_EVENTS = "E132"
 
 #: What the page of tasks shows.
-COLUMNS = "name,uuid,state,args,result,runtime,worker"
+COLUMNS = "name,uuid,state,args,result,exception,runtime,worker"
 _MAX_TASKS = 50_000
 _POOL_SIZE = 64
+_LOOK_EVERY_S = 1.0
 
 
 def flower(
@@ -39,7 +42,8 @@ def flower(
 ) -> None:
     """Show live tasks in the browser, by Flower.
 
-    The page is on loopback, has a password, and changes nothing.
+    The page is on loopback, has a password, and changes nothing. It begins empty: it shows what
+    workers report from now on. Outcomes of runs: rollout status.
     """
     settings = settings_of(ctx, {"flower": {"port": port, "host": host}})
     log_to_stderr(settings.log_level)
@@ -62,7 +66,8 @@ def flower(
     password = secrets.token_urlsafe(12)
     if settings.flower.password is not None:
         password = settings.flower.password.get_secret_value()
-    dashboard = _make_flower(app, settings.flower, password)
+    about = note_since(datetime.now(UTC))
+    dashboard = _make_flower(app, settings.flower, password, about)
     try:
         bound = dashboard.start_http_server()
     except OSError as error:
@@ -71,13 +76,14 @@ def flower(
             why=f"{error.strerror}.",
             remedy="Choose another --port, or 0 for any free one.",
         ) from error
-    _announce(settings.flower, bound, password if made else None, as_json=as_json)
+    _announce(settings.flower, bound, password if made else None, about, as_json=as_json)
+    _end_what_the_dead_held(dashboard, settings.lease.lease_s)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: dashboard.io_loop.add_callback_from_signal(dashboard.stop))
     dashboard.start()
 
 
-def _make_flower(app: Any, settings: FlowerSettings, password: str) -> Any:
+def _make_flower(app: Any, settings: FlowerSettings, password: str, about: str) -> Any:
     import flower.options  # noqa: F401  (defines the options)
     from flower.app import Flower
     from flower.urls import settings as web_settings
@@ -88,16 +94,27 @@ def _make_flower(app: Any, settings: FlowerSettings, password: str) -> Any:
         "port": settings.port,
         "basic_auth": [f"{settings.user}:{password}"],
         "read_only": True,
+        # Events of its absence would be missing: what ended then would be shown as running.
         "persistent": False,
         "conf": "",
         "max_tasks": _MAX_TASKS,
         "tasks_columns": COLUMNS,
     }.items():
         setattr(options, name, value)
-    return Flower(capp=app, options=options, **web_settings)
+    templates = templates_with(about, web_settings["template_path"])
+    return Flower(capp=app, options=options, template_loader=templates, **web_settings)
 
 
-def _announce(settings: FlowerSettings, port: int, password: str | None, *, as_json: bool) -> None:
+def _end_what_the_dead_held(dashboard: Any, lease_s: float) -> None:
+    from tornado.ioloop import PeriodicCallback
+
+    silent = SilentWorkers(dashboard.events.state, lease_s)
+    PeriodicCallback(silent.look, _LOOK_EVERY_S * 1000).start()
+
+
+def _announce(
+    settings: FlowerSettings, port: int, password: str | None, about: str, *, as_json: bool
+) -> None:
     """Say where it is; a password that was made up is told this once."""
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     url = f"http://{host}:{port}"
@@ -108,3 +125,4 @@ def _announce(settings: FlowerSettings, port: int, password: str | None, *, as_j
     note(f"Flower is at {url}, user {settings.user}.")
     if password:
         note(f"Password: {password} (set ROLLOUT_FLOWER__PASSWORD to keep one)")
+    note(about)

@@ -1,0 +1,94 @@
+"""What Flower shows beside its events: a note on every page, and the end of what dead workers held.
+
+Used by `dashboard.py`, in Flower's event loop. Must not: ask the store or a worker.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tornado.template import BaseLoader
+
+_LOST = "worker_lost: nothing was heard of {} for {:g} s. What became of it: rollout status RUN"
+
+
+def note_since(started_at: datetime) -> str:
+    """Return what the page can show and what it cannot."""
+    return (
+        f"Flower shows what workers reported since {started_at:%Y-%m-%d %H:%M:%S} UTC, when it "
+        "started; earlier tasks are not here. A task is one attempt: one that failed may be tried "
+        "again, as the next task of its rollout (-a2, -a3). The outcome of a run: "
+        "rollout status RUN, rollout errors RUN."
+    )
+
+
+def templates_with(note: str, folder: str) -> BaseLoader:
+    """Return Flower's own templates, with a note below the navigation bar of each page."""
+    from tornado.escape import xhtml_escape
+    from tornado.template import DictLoader
+
+    pages = {page.name: page.read_text(encoding="utf-8") for page in Path(folder).glob("*.html")}
+    pages["flower-navbar.html"] = pages["navbar.html"]
+    pages["navbar.html"] = (
+        '{% include "flower-navbar.html" %}'
+        f'<p class="small text-secondary px-3 pt-2 mb-0" id="rollout-note">{xhtml_escape(note)}</p>'
+    )
+    return DictLoader(pages)
+
+
+class SilentWorkers:
+    """Ends in Flower's view what workers held that are silent for longer than their lease.
+
+    A worker that stops says so itself. A killed one cannot: its tasks would stay "started" and its
+    number of active tasks what it was. If it was only cut off and its tasks succeed after all,
+    their own events take precedence.
+
+    Args:
+        state: Flower's `EventsState`; used in its event loop only.
+        lease_s: Silence after which the reconciler gives up a worker's attempts, too.
+    """
+
+    def __init__(self, state: Any, lease_s: float) -> None:
+        self._state = state
+        self._lease_s = lease_s
+        #: When a worker was first found silent; None: its tasks are ended.
+        self._silent_since: dict[str, float | None] = {}
+
+    def look(self) -> None:
+        """End the tasks of workers that are silent for too long by now."""
+        now = time.monotonic()
+        for name, worker in list(self._state.workers.items()):
+            if worker.alive:
+                self._silent_since.pop(name, None)
+                continue
+            since = self._silent_since.setdefault(name, now)
+            if since is not None and now - since >= self._lease_s:
+                self._end(name, worker)
+                self._silent_since[name] = None
+
+    def _end(self, name: str, worker: Any) -> None:
+        heard_at = worker.heartbeats[-1] if worker.heartbeats else None
+        for label, task in list(self._state.tasks.items()):
+            if task.state == "STARTED" and task.worker.hostname == name:
+                self._state.event(self._lost(label, task, heard_at))
+        worker.active = 0
+        metrics = self._state.metrics
+        metrics.worker_number_of_currently_executing_tasks.labels(name).set(0)
+        metrics.worker_online.labels(name).set(0)
+
+    def _lost(self, label: str, task: Any, heard_at: float | None) -> dict[str, Any]:
+        # Every event of a worker counts as a sign of life at its timestamp: this one is none.
+        at = heard_at or task.timestamp
+        return {
+            "type": "task-failed",
+            "uuid": label,
+            "hostname": task.worker.hostname,
+            "timestamp": at,
+            "local_received": at,
+            "clock": task.clock,
+            "exception": _LOST.format(task.worker.hostname, self._lease_s),
+        }
