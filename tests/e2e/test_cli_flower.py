@@ -133,11 +133,11 @@ class Watched:
             **environment,
         }
         self.gate = folder / "gate"
-        self._rollout = rollout
-        self._flower = rollout.start("flower", "--port", "0", "--json", environment=environment)
-        self.flower = self._flower.ready()
-        rollout.start("controller", "--json").ready()
+        started = rollout.start("flower", "--port", "0", "--json", environment=environment)
+        controller = rollout.start("controller", "--json")
         self.worker: Running = rollout.start("worker", "--json", environment=environment)
+        self.flower = started.ready()
+        controller.ready()
         self.worker.ready()
         wait_until(self.workers, 30)
         questions(folder / "sums.jsonl", 3)
@@ -226,8 +226,8 @@ def test_what_a_stopping_worker_hands_back_is_shown_as_tried_again(on_each):
     watched.nothing_is_active()
 
 
-def test_of_a_killed_worker_nothing_stays_active_longer_than_its_lease(on_each):
-    watched = Watched(on_each, "gated", ROLLOUT_LEASE__LEASE_S="3")
+def test_of_a_killed_worker_nothing_stays_active_longer_than_its_lease(rollout):
+    watched = Watched(rollout, "gated", ROLLOUT_LEASE__LEASE_S="3")
     watched.wait_states(STARTED=3)
     watched.worker.end(signal.SIGKILL)
     tasks = watched.wait_states(FAILURE=3)
