@@ -28,16 +28,23 @@ RolloutName = Annotated[
 
 
 @show.command("run")
-def show_run(ctx: typer.Context, run: RunName = "@last", as_json: Json = False) -> None:
-    """Show a run: its figures and its configuration."""
+def show_run(
+    ctx: typer.Context,
+    run: RunName = "@last",
+    limit: Annotated[int, typer.Option(min=0, help="Groups to list, from the first on.")] = 20,
+    as_json: Json = False,
+) -> None:
+    """Show a run: its figures, configuration and groups."""
     from pipeline.store.runs import get_run
+    from pipeline.store.samples import list_groups
     from pipeline.store.status import run_status
 
     with opened(ctx) as deployment:
-        found, status = deployment.transact(
+        found, status, groups = deployment.transact(
             lambda connection: (
                 found := get_run(connection, run),
                 run_status(connection, found),
+                list_groups(connection, found, limit=limit),
             )
         )
     config = found.config.model_dump(mode="json")
@@ -51,6 +58,7 @@ def show_run(ctx: typer.Context, run: RunName = "@last", as_json: Json = False) 
                 "policy_version": found.policy_version,
                 "created_at": found.created_at.isoformat(),
                 "config": config,
+                "first_groups": groups,
             }
         )
         return
@@ -63,6 +71,7 @@ def show_run(ctx: typer.Context, run: RunName = "@last", as_json: Json = False) 
             if value not in (None, {}, [])
         ],
     )
+    _print_groups(groups, total=sum(status.groups.values()))
 
 
 @show.command("group")
@@ -141,6 +150,28 @@ def show_rollout(
         _print_rollout(found)
         if messages:
             _print_messages(record)
+
+
+def _print_groups(groups: list[dict[str, Any]], *, total: int) -> None:
+    if not groups:
+        return
+    print_table(
+        ("group", "state", "succeeded", "failed", "reward mean", "prompt"),
+        [
+            (
+                each["label"],
+                each["state"] + (f" ({each['drop_reason']})" if each["drop_reason"] else ""),
+                f"{each['succeeded']}/{each['rollouts']}",
+                each["failed"],
+                number(each["reward_mean"]),
+                prompt_preview(each["prompt"]),
+            )
+            for each in groups
+        ],
+        right=("succeeded", "failed", "reward mean"),
+    )
+    if total > len(groups):
+        print(f"{total - len(groups)} more groups: --limit {total}")
 
 
 def _record(

@@ -52,6 +52,17 @@ class TrajectoryRecord(BaseModel):
     tools: dict[str, dict[str, int]] = {}
     metadata: dict[str, Any] = {}
 
+    @property
+    def final_answer(self) -> str:
+        """The text that was scored: the last final answer, else the last thing the model said."""
+        told = ("observation", "action_result")
+        said = [step for step in self.steps if step.get("step_type") not in told]
+        final = [step for step in said if step.get("step_type") == "final_answer"]
+        # An agent may keep no steps of its own: the conversation is all there is then.
+        spoken = [message for message in self.messages if message.get("role") == "assistant"]
+        found = final or said or ([] if self.steps else spoken)
+        return str(found[-1].get("content") or "") if found else ""
+
 
 def pack_record(
     record: TrajectoryRecord, *, redact: Callable[[bytes], bytes] = lambda data: data

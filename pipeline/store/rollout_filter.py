@@ -1,7 +1,8 @@
 """Conditions on rollouts as people write them, turned into SQL with bound values.
 
 `error_class == 'agent_bug' and attempts >= 2 and 'timeout' in message` is parsed as Python and
-translated node by node; what is not in the tables below is refused. Must not: evaluate anything.
+translated node by node; what is not in the tables below is refused. Used by `rollout retry` and
+`rollout samples`. Must not: evaluate anything.
 """
 
 from __future__ import annotations
@@ -28,9 +29,17 @@ class _Term(NamedTuple):
     kind: Literal["text", "number", "null"]
 
 
-#: What may be named, and what it is in a query over rollouts `r` with their last attempt `a`.
+#: What may be named, and what it is in a query over rollouts `r` with one attempt `a` of each.
 FIELDS: Mapping[str, _Term] = MappingProxyType(
     {
+        "status": _Term("r.state", "text"),
+        "reward": _Term("r.reward", "number"),
+        "stop_reason": _Term("r.stop_reason", "text"),
+        "label": _Term(
+            "((SELECT slug FROM runs WHERE runs.run_id = r.run_id) || '-g'"
+            " || lpad(CAST(r.group_no AS text), 6, '0') || '-r' || r.rollout_index)",
+            "text",
+        ),
         "error_class": _Term("r.error_class", "text"),
         "error_code": _Term("a.error_code", "text"),
         "message": _Term("a.error_message", "text"),
@@ -139,6 +148,12 @@ class _Translation:
 
     def _compared(self, left: ast.expr, operator: str, right: ast.expr) -> str:
         a, b = self._term(left), self._term(right)
+        if (
+            operator == _COMPARISONS[ast.Eq]
+            and isinstance(right, ast.Constant)
+            and b.kind != "null"
+        ):
+            operator = "="  # the same for a value, and indexes know it
         if a.kind != b.kind and "null" not in (a.kind, b.kind):
             why = f"`{ast.unparse(left)}` is a {a.kind} and `{ast.unparse(right)}` a {b.kind}."
             _refuse(right, why=why)

@@ -25,7 +25,7 @@ def test_a_claim_says_all_that_a_request_needs(engine):
     story = StoredRun(engine, n=4)
     attempt = story.claim_one()
     assert (attempt.attempt_no, attempt.n, attempt.group_no, attempt.rollout_index) == (1, 4, 0, 0)
-    assert attempt.payload == {"prompt": "What is 0 + 1?", "answer": "1"}
+    assert attempt.payload == {"content": "What is 0 + 1?", "answer": "1"}
 
 
 def test_dispatchers_that_claim_at_once_never_get_the_same_rollout(engine):

@@ -33,6 +33,9 @@ def test_conditions_can_be_joined():
         "1 < attempts <= 3",
         "error_code is None",
         "group == -1",
+        "reward == 0 and status == 'succeeded'",
+        "stop_reason == 'max_steps' or tokens > 1000",
+        "label == 'sums-g000000-r1'",
     ],
 )
 def test_comparisons_of_fields_are_understood(condition):

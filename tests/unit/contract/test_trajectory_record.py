@@ -15,6 +15,8 @@ from pipeline.contract.trajectory import (
     pack_record,
     unpack_record,
 )
+from workers.core.trajectory import StepType, Trajectory, TrajectoryStep
+from workers.records import record_of, trajectory_of
 
 texts = st.text(st.characters(exclude_categories=("Cs",)), max_size=50)
 records = st.builds(
@@ -37,6 +39,29 @@ records = st.builds(
 @given(record=records)
 def test_a_record_unpacked_is_the_record(record):
     assert unpack_record(pack_record(record)) == record
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [],
+        [("observation", "What?")],
+        [("thought", "I think."), ("observation", "And?")],
+        [("action", "call"), ("action_result", "3")],
+        [("final_answer", "4"), ("thought", "Done."), ("action_result", "3")],
+        [("final_answer", "4"), ("final_answer", "5")],
+    ],
+)
+def test_the_final_answer_of_a_record_is_what_was_scored(steps):
+    trajectory = Trajectory("r", [TrajectoryStep(StepType(kind), said) for kind, said in steps])
+    record = unpack_record(pack_record(record_of(trajectory, None)))
+    assert record.final_answer == trajectory.get_final_response()
+
+
+def test_the_final_answer_without_steps_is_the_last_one_spoken():
+    messages = [{"role": "assistant", "content": said} for said in ("3", "4")]
+    record = TrajectoryRecord(messages=[*messages, {"role": "user", "content": "Sure?"}])
+    assert record.final_answer == trajectory_of(record, "r").get_final_response() == "4"
 
 
 @given(body=st.binary(max_size=60))
