@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,9 @@ def pytest_configure(config: pytest.Config) -> None:
         # So it is for what a script runs in the background, and for all that we start.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("filterwarnings", "error")
+    config.addinivalue_line(
+        "markers", "hostile: runs commands that attack; without namespaces only where harmless"
+    )
     # Folders of earlier runs, removed by two at once.
     config.addinivalue_line("filterwarnings", r"ignore:\(rm_rf\):pytest.PytestWarning")
     # The same examples for everybody, and no clock: a busy machine is no failure.
@@ -54,6 +58,16 @@ def pytest_configure(config: pytest.Config) -> None:
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
     hypothesis_settings.load_profile("suite")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def canary() -> Iterator[None]:
+    """Prove that no test ends processes which it did not start: one of the same user lives on."""
+    process = subprocess.Popen(["cat"], stdin=subprocess.PIPE, start_new_session=True)
+    yield
+    ended = process.poll()
+    process.communicate()
+    assert ended is None, f"a test ended a process that it did not start (returned {ended})"
 
 
 @pytest.fixture(scope="session")

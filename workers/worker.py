@@ -33,6 +33,7 @@ from workers.plugins import load_plugins
 from workers.refused import RefusedMessages
 from workers.rewards.reward_processes import close_reward_processes
 from workers.runtime import Runtime
+from workers.sandbox.backends import set_default_kind
 from workers.task_events import BatchedTaskEvents
 from workers.tasks import register_tasks, reserved_beats
 
@@ -57,6 +58,7 @@ def run_worker(settings: Settings, *, ready: Callable[[str], None] = lambda _: N
     redactor = Redactor.of(settings, os.environ)
     redact_logs(redactor)
     load_plugins(settings.worker.plugins)
+    set_default_kind(settings.worker.sandbox)
     broker = broker_of(settings)
     worker_id = process_id("worker")
     loop = LoopThread()

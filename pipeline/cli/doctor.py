@@ -29,6 +29,10 @@ _MIN_FREE_BYTES = 200 * 2**20
 _LOW_FREE_BYTES = 2 * 2**30
 _MAX_CLOCK_SKEW_S = 5.0
 
+_SANDBOX_REMEDY = (
+    "For coding agents and python_tests: install bubblewrap and allow user namespaces."
+)
+
 #: What each optional package is for.
 _OPTIONAL = {
     "pyarrow": "Parquet files",
@@ -85,6 +89,7 @@ def _checks(ctx: typer.Context) -> Iterator[Check]:
         ("model endpoint", _endpoint),
         ("disk", _disk),
         ("payloads", _payloads),
+        ("sandbox", _sandbox),
     ):
         yield _guarded(name, look, settings)
 
@@ -220,6 +225,28 @@ def _payloads(settings: Settings) -> Check:
     except OSError as error:
         remedy = "Make it writable, or set ROLLOUT_PAYLOADS__URL."
         return Check("payloads", "failed", f"{folder}: {error.strerror}", remedy, 6)
+
+
+def _sandbox(settings: Settings) -> Check:
+    from workers.sandbox.backends import choose_local, obstacle_of
+
+    kind = settings.worker.sandbox
+    if kind == "process":
+        detail = "process: commands that a model wrote run unconfined, as the worker.sandbox says"
+        return Check("sandbox", "warning", detail, "Set ROLLOUT_WORKER__SANDBOX=auto.")
+    if kind != "auto":
+        reason = obstacle_of(kind)
+        detail = f"{kind} does not run here ({reason})" if reason else kind
+        return Check(
+            "sandbox", "failed" if reason else "ok", detail, _SANDBOX_REMEDY * bool(reason)
+        )
+    choice = choose_local()
+    reasons = "".join(f"; {name}: {reason}" for name, reason in choice.obstacles.items())
+    detail = f"{choice.kind or 'none'}: {choice.confines}{reasons}"
+    is_whole = choice.kind not in (None, "process")
+    return Check(
+        "sandbox", "ok" if is_whole else "warning", detail, "" if is_whole else _SANDBOX_REMEDY
+    )
 
 
 def _existing(path: Path) -> Path:

@@ -187,6 +187,11 @@ class WorkerSettings(_Section):
     allowed_base_urls: Names = Field(
         default=(), description="Endpoints a run may name besides loopback and llm.base_url."
     )
+    sandbox: Literal["auto", "bubblewrap", "namespaces", "process"] = Field(
+        default="auto",
+        description="Sandbox of runs that name none; `auto`: the best that confines commands here, "
+        "else they are refused; `process`: unconfined.",
+    )
     drain_s: float = Field(default=30.0, ge=0, description="Time to finish after SIGTERM.")
     announce_s: float = Field(
         default=0.5, gt=0, description="Delay before a new attempt is announced."

@@ -13,7 +13,7 @@ import pytest
 from fixtures.command_line import CommandLine
 from fixtures.fake_kubernetes import FakeKubernetes
 from fixtures.function_rows import ROWS, answer_to
-from fixtures.sandboxes import require_bubblewrap
+from fixtures.sandboxes import require_kind
 from fixtures.scripted_model import (
     Message,
     Messages,
@@ -134,7 +134,7 @@ def test_twenty_coding_tasks_in_parallel_are_rewarded_by_their_tests(agent, roll
 
 async def test_tasks_are_worked_on_in_a_pod_each(rollout, folder):
     pytest.importorskip("kubernetes")
-    require_bubblewrap()
+    require_kind("bubblewrap")
     write_rows(folder / "tasks.jsonl", [task(number) for number in range(5)])
     config = {"sandbox": "k8s", "image": "python:3.12", "repository_path": "/workspace"}
     async with FakeKubernetes() as fake:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from fixtures.fake_kubernetes import FakeKubernetes
-from fixtures.sandboxes import require_bubblewrap
+from fixtures.sandboxes import require_kind
 
 from workers.core.registry import get_agent_class
 from workers.sandbox.kubernetes_pod import NETWORK_LABEL
@@ -23,7 +23,7 @@ EXAMPLE = ROOT / "examples" / "k8s_swe_agent"
 
 @pytest.fixture(autouse=True)
 def _pods_can_run() -> None:
-    require_bubblewrap()
+    require_kind("bubblewrap")
 
 
 async def run(folder: Path, *arguments: str, **variables: str) -> tuple[int, str]:

@@ -7,8 +7,8 @@ back plain data, so patched builtins, objects equal to everything, frame tricks,
 printed verdicts reach nothing that decides. Must not: give 0.0 for a failure of our own.
 
 Not covered: a candidate that recognises the tests' arguments and returns what it knows; tests that
-look into the candidate (source, signature, coroutines, arrays); and, where only the process
-sandbox runs and the worker is no root, a candidate that attacks the worker itself.
+look into the candidate (source, signature, coroutines, arrays); and a candidate that attacks the
+worker itself, where somebody chose the sandbox `process`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 
 from workers.rewards.registry import register_reward
 from workers.sandbox import trial, trial_values
-from workers.sandbox.backends import open_sandbox
+from workers.sandbox.backends import SandboxKind, open_sandbox
 from workers.sandbox.base import CommandResult, SandboxFailure, SandboxLimits
 
 DEFAULT_TIMEOUT_S = 10.0
@@ -44,7 +44,10 @@ _slots: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] 
 
 @register_reward("python_tests", bounds_itself=True)
 async def python_tests(
-    response: str, prompt: Mapping[str, Any], timeout_s: float = DEFAULT_TIMEOUT_S
+    response: str,
+    prompt: Mapping[str, Any],
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    sandbox: SandboxKind = "auto",
 ) -> float:
     """Return 1.0 when the candidate passes, 0.0 when it fails, crashes, exits or runs out of time.
 
@@ -52,10 +55,12 @@ async def python_tests(
         response: The answer; its last fenced code block, or all of it, is the candidate.
         prompt: The row, with `prompt`, `entry_point` and `test`.
         timeout_s: CPU seconds of the candidate; twice that by the clock, since it shares the CPU.
+        sandbox: Kind of sandbox on the worker's machine, as in `open_sandbox`.
 
     Raises:
         ValueError: The row lacks a field, or its test cannot be executed at all.
-        SandboxFailure: The sandbox would not start or died; says nothing of the candidate.
+        SandboxFailure: The sandbox would not start or died, or nothing here would confine the
+            candidate; says nothing of the candidate.
     """
     job = {
         # Where a row's prompt was enqueued as the question, it is the payload's `content`.
@@ -71,8 +76,8 @@ async def python_tests(
         wall_s=2 * timeout_s, cpu_s=timeout_s, memory_bytes=_MEMORY_BYTES, file_bytes=64 * 1024**2
     )
     # Queueing for a slot comes first, so that the clock runs for the candidate alone.
-    async with _slot(), await open_sandbox(limits=limits) as sandbox:
-        result = await sandbox.run(
+    async with _slot(), await open_sandbox(sandbox, limits=limits) as opened:
+        result = await opened.run(
             [*_PYTHON, _program()],
             stdin=json.dumps(job).encode(),
             env={"PYTHONHASHSEED": "0"},

@@ -1,7 +1,8 @@
 """Chooses and opens a sandbox by the name of its kind.
 
-Called by the tools, the rewards and the agents; the only module that knows every kind. Must not
-fall back from a kind that was asked for by name: only `auto` may choose.
+Called by the tools, the rewards, the agents and `rollout doctor`; the only module that knows every
+kind. Must not fall back from a kind that was asked for by name, and must not choose a kind that
+leaves commands unconfined.
 """
 
 from __future__ import annotations
@@ -10,15 +11,63 @@ import asyncio
 import functools
 import logging
 import os
+import shutil
+import time
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from workers.sandbox.base import Sandbox, SandboxFailure, SandboxLimits
-from workers.sandbox.bubblewrap import BubblewrapSandbox, probe
+from workers.sandbox.bubblewrap import BubblewrapSandbox
+from workers.sandbox.local import LocalSandbox, find_obstacle
+from workers.sandbox.namespaces import NamespacesSandbox
 from workers.sandbox.process import ProcessSandbox
 
-SandboxKind = Literal["auto", "bubblewrap", "process", "docker", "k8s"]
+LocalKind = Literal["auto", "bubblewrap", "namespaces", "process"]
+SandboxKind = LocalKind | Literal["docker", "k8s"]
+KINDS = (*get_args(LocalKind), "docker", "k8s")
+
+#: The kinds that confine, best first, with the program that each needs.
+_CONFINING: dict[str, tuple[type[BubblewrapSandbox] | type[NamespacesSandbox], str]] = {
+    "bubblewrap": (BubblewrapSandbox, "bwrap"),
+    "namespaces": (NamespacesSandbox, "unshare"),
+}
+#: A kind that did not run may have met a machine without memory: it is tried again after this.
+_RETRY_S = 60.0
+
+_REMEDY = (
+    "Install the package bubblewrap and allow user namespaces, choose docker or k8s, or accept "
+    'unconfined commands with sandbox = "process" (setting worker.sandbox, or `sandbox` in the '
+    "run's agent_config or reward_config)."
+)
+_CONFINED = "no network, a read-only system, one writable folder, no sight of other processes"
+_CONFINED_IN_PART = (
+    "in part: a user of their own and limits, but the network and all that every user may read"
+)
 
 _log = logging.getLogger(__name__)
+_default_kind: LocalKind = "auto"
+_obstacles: dict[str, tuple[str, float]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class LocalChoice:
+    """What `auto` means on this machine.
+
+    Args:
+        kind: The kind of sandbox; None: commands are refused.
+        confines: How commands are confined, in words for people.
+        obstacles: Why a better kind does not run here, by its name.
+    """
+
+    kind: str | None
+    confines: str
+    obstacles: dict[str, str]
+
+
+def set_default_kind(kind: LocalKind) -> None:
+    """Say what `auto` stands for in this process: the worker's setting."""
+    global _default_kind
+    _default_kind = kind
 
 
 async def open_sandbox(
@@ -31,21 +80,23 @@ async def open_sandbox(
     """Open a sandbox; close it, or use it as an async context manager.
 
     Args:
-        kind: `auto` is bubblewrap where it runs, and otherwise processes with a warning.
+        kind: `auto` is what `set_default_kind` said, or else what `choose_local` finds.
         root: Directory to work in, which must exist; None makes one for as long as the sandbox is
             open. For `docker` and `k8s` it is a path inside the container.
         limits: What a command may use.
-        **options: `readable` for bubblewrap; the arguments of `DockerSandbox.start` or
-            `KubernetesSandbox.start`.
+        **options: `readable` for bubblewrap and namespaces; the arguments of
+            `DockerSandbox.start` or `KubernetesSandbox.start`.
 
     Raises:
-        SandboxFailure: It would not start; the message says why and what to do.
+        SandboxFailure: It would not start, or nothing here would confine its commands; the
+            message says why and what to do.
         ValueError: No such kind.
     """
     limits = limits or SandboxLimits()
-    if kind not in get_args(SandboxKind):
-        known = ", ".join(get_args(SandboxKind))
-        raise ValueError(f"Unknown sandbox kind: {kind}. Known: {known}.")
+    if kind == "auto":
+        kind = _default_kind
+    if kind not in KINDS:
+        raise ValueError(f"Unknown sandbox kind: {kind}. Known: {', '.join(KINDS)}.")
     if kind == "docker":
         from workers.sandbox.docker_container import DockerSandbox
 
@@ -58,33 +109,76 @@ async def open_sandbox(
     return await asyncio.to_thread(_open_local, kind, root, limits, **options)
 
 
+def choose_local() -> LocalChoice:
+    """Find out what confines commands on this machine.
+
+    The order: bubblewrap; namespaces of our own; as root, processes of another user, which are
+    confined in part. Otherwise nothing: commands would run as the worker's own user.
+    """
+    obstacles: dict[str, str] = {}
+    for kind in _CONFINING:
+        if not (reason := obstacle_of(kind)):
+            return LocalChoice(kind, _CONFINED, obstacles)
+        obstacles[kind] = reason
+    if os.geteuid() == 0:
+        return LocalChoice("process", _CONFINED_IN_PART, obstacles)
+    return LocalChoice(None, "nothing: commands are refused", obstacles)
+
+
+def obstacle_of(kind: str) -> str:
+    """Return why a confining kind of sandbox does not run on this machine; empty if it does.
+
+    It is tried once; what does not run is tried again after a minute.
+    """
+    reason, tried_at = _obstacles.get(kind, ("", -_RETRY_S))
+    if kind in _obstacles and (not reason or time.monotonic() < tried_at + _RETRY_S):
+        return reason
+    made, program = _CONFINING[kind]
+    if shutil.which(program) is None:
+        reason = f"the program {program} is not installed"
+    else:
+        reason = find_obstacle(lambda folder: made(folder, SandboxLimits(), ()))
+    _obstacles[kind] = (reason, time.monotonic())
+    return reason
+
+
 def _open_local(
-    kind: str,
+    kind: SandboxKind,
     root: str | os.PathLike[str] | None,
     limits: SandboxLimits,
     *,
     readable: tuple[str, ...] = (),
-) -> Sandbox:
-    reason = "" if kind == "process" else probe()
-    if reason and kind == "bubblewrap":
-        raise SandboxFailure(
-            f"The sandbox would not start: bubblewrap does not run here ({reason}). Install the "
-            "package bubblewrap and allow user namespaces, or choose another kind of sandbox."
-        )
-    if reason:
-        _warn_once(reason)
-    if kind == "process" or reason:
+) -> LocalSandbox:
+    chosen = _choose() if kind == "auto" else kind
+    if chosen == "process":
         return ProcessSandbox(root, limits)
-    return BubblewrapSandbox(root, limits, readable)
+    if reason := obstacle_of(chosen):
+        raise SandboxFailure(
+            f"The sandbox would not start: {chosen} does not run here ({reason}). {_REMEDY}"
+        )
+    return _CONFINING[chosen][0](root, limits, readable)
+
+
+def _choose() -> str:
+    choice = choose_local()
+    reasons = "; ".join(f"{kind}: {reason}" for kind, reason in choice.obstacles.items())
+    if choice.kind is None:
+        raise SandboxFailure(
+            "The sandbox was refused: nothing on this machine would confine what a model wrote "
+            f"({reasons}), and it would run with all rights of this user. {_REMEDY}"
+        )
+    if choice.kind == "process":
+        _warn_once(reasons)
+    return choice.kind
 
 
 @functools.cache
-def _warn_once(reason: str) -> None:
+def _warn_once(reasons: str) -> None:
     _log.warning(
-        "Sandboxed commands run with process limits only, because bubblewrap does not run here "
-        "(%s): they are bounded, but they have the network and can read this machine's files. "
-        "Install the package bubblewrap and allow user namespaces before running untrusted code.",
-        reason,
+        "Sandboxed commands are confined only in part (%s): they run as a user of their own, but "
+        "have the network and can read what every user may read. Install the package bubblewrap "
+        "before running untrusted code.",
+        reasons,
     )
 
 

@@ -6,11 +6,15 @@ Used by `subprocesses`. Must not reap the child: until it is reaped, its id cann
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import subprocess
 from collections.abc import Sequence
 
 from workers.sandbox.base import SandboxFailure
+
+#: Scripts use single digits.
+_FIRST_FREE_FD = 10
 
 
 class ChildPipes:
@@ -21,6 +25,8 @@ class ChildPipes:
         try:
             for wanted in (has_stdin, True, True, has_status):
                 made.append(os.pipe() if wanted else (-1, -1))
+            if has_status:
+                made[-1] = (made[-1][0], _move_up(made[-1][1]))
         except OSError as error:
             self.close([fd for pair in made for fd in pair])
             raise SandboxFailure(f"The sandbox would not start: {error}") from error
@@ -34,6 +40,13 @@ class ChildPipes:
         for fd in fds:
             if fd >= 0:
                 os.close(fd)
+
+
+def _move_up(fd: int) -> int:
+    """Move a descriptor to a number that no script uses for a purpose of its own."""
+    moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE_FD)
+    os.close(fd)
+    return moved
 
 
 class ExitWatch:

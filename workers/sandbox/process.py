@@ -16,26 +16,21 @@ import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from workers.sandbox import reaper
-from workers.sandbox.base import (
-    ClosingSandbox,
-    Command,
-    CommandResult,
-    SandboxFailure,
-    SandboxLimits,
-)
+from workers.sandbox.base import Command, CommandResult, SandboxLimits
 from workers.sandbox.lending import is_running, process_ids
+from workers.sandbox.local import LocalSandbox
 from workers.sandbox.shell import clean_environment, limited_command
-from workers.sandbox.subprocesses import ChildSpec, as_result, kill_group, run_child
-from workers.sandbox.workspace import Workspace
+from workers.sandbox.subprocesses import ChildSpec, kill_group
 
 #: An ordinary user's process limit counts everything of that user, the worker's threads included,
 #: and more of them may start while a command runs.
 _NPROC_SLACK = 256
 
 
-class ProcessSandbox(ClosingSandbox):
+class ProcessSandbox(LocalSandbox):
     """Runs each command as a process group with limits, in one directory.
 
     Args:
@@ -44,71 +39,38 @@ class ProcessSandbox(ClosingSandbox):
     """
 
     def __init__(self, root: str | os.PathLike[str] | None, limits: SandboxLimits) -> None:
-        self._limits = limits
-        self._workspace = Workspace(root, limits.file_bytes)
-        self.local_files = self._workspace.files
-        self._user = self._workspace.user
+        super().__init__(root, limits)
+        self._user = self.workspace.user
         # One command at a time: the kill at a command's end finds its processes by their user.
         self._turn = asyncio.Lock()
-        self._closed = False
 
-    @property
-    def root(self) -> str:
-        """The working directory."""
-        return str(self._workspace.root)
-
-    async def run(
-        self,
-        command: Command,
-        *,
-        cwd: str | None = None,
-        timeout_s: float | None = None,
-        stdin: bytes | None = None,
-        env: Mapping[str, str] | None = None,
-    ) -> CommandResult:
+    async def run(self, command: Command, **options: Any) -> CommandResult:
         """Run a command as a process group of its own; see `Sandbox.run`."""
         async with self._turn:
-            if self._closed:
-                raise SandboxFailure("The sandbox is closed.")
-            mark = f"{reaper.mark()}-{secrets.token_hex(8)}"
-            finished = await run_child(
-                self._spec(command, mark, cwd, stdin, env),
-                wall_s=self._limits.bound_wall_s(timeout_s),
-                output_bytes=self._limits.output_bytes,
-                memory_bytes=self._limits.memory_bytes,
-            )
-        return as_result(finished)
-
-    async def read_file(self, path: str) -> bytes:
-        """Return the content of a file under the root."""
-        return await asyncio.to_thread(self._workspace.files.read, path)
-
-    async def write_file(self, path: str, data: bytes) -> None:
-        """Write a file under the root, making the directories above it."""
-        await asyncio.to_thread(self._workspace.files.write, path, data, make_folders=True)
+            return await super().run(command, **options)
 
     async def close(self) -> None:
         """End what still runs, give the directory back and remove what was temporary."""
         async with self._turn:
-            if self._closed:
-                return
-            self._closed = True
-            await asyncio.to_thread(self._give_back)
+            if self._user and not self.closed:
+                await asyncio.to_thread(self._user.kill_all)
+            await super().close()
 
-    def _spec(
+    def child_of(
         self,
         command: Command,
-        mark: str,
         cwd: str | None,
         stdin: bytes | None,
         env: Mapping[str, str] | None,
     ) -> ChildSpec:
-        processes = self._limits.processes
+        """Return a shell with the command below it."""
+        mark = f"{reaper.mark()}-{secrets.token_hex(8)}"
+        processes = self.limits.processes
         if self._user is None:
             processes += _count_own_tasks() + _NPROC_SLACK
-        limited = limited_command(command, self._limits, cwd=cwd or ".", processes=processes)
+        limited = limited_command(command, self.limits, cwd=cwd or ".", processes=processes)
         environment = clean_environment(
-            home=str(self._workspace.scratch),
+            home=str(self.workspace.scratch),
             search_path=os.path.join(sys.prefix, "bin"),
             extra=env,
         )
@@ -128,11 +90,6 @@ class ProcessSandbox(ClosingSandbox):
             self._user.kill_all()
         else:
             _kill_marked(f"{reaper.MARK}={mark}".encode())
-
-    def _give_back(self) -> None:
-        if self._user:
-            self._user.kill_all()
-        self._workspace.close()
 
 
 def _kill_marked(mark: bytes) -> None:

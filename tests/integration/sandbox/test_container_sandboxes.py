@@ -16,7 +16,7 @@ import pytest
 from fixtures.fake_containers import FakeContainer
 from fixtures.fake_docker import FakeDocker
 from fixtures.fake_kubernetes import PROTOCOL, FakeKubernetes
-from fixtures.sandboxes import LIMITS, Marked, require_bubblewrap
+from fixtures.sandboxes import LIMITS, Marked, require_kind
 
 from workers.sandbox.backends import SandboxKind, open_sandbox
 from workers.sandbox.base import Sandbox, SandboxFailure
@@ -55,7 +55,7 @@ class Cluster:
 
 @pytest.fixture(params=["docker", "k8s"])
 async def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Cluster]:
-    require_bubblewrap()
+    require_kind("bubblewrap")
     root = str(tmp_path / "workspace")
     if request.param == "docker":
         async with FakeDocker() as fake:

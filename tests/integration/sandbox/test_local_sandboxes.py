@@ -5,6 +5,8 @@ import gc
 import logging
 import os
 import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from fixtures.sandboxes import children
 from workers.sandbox import backends
 from workers.sandbox.backends import open_sandbox
 from workers.sandbox.base import Sandbox, SandboxFailure, SandboxLimits
+from workers.sandbox.process import ProcessSandbox
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -114,7 +117,6 @@ async def test_root_that_is_not_there_is_a_sandbox_failure(tmp_path: Path) -> No
         await open_sandbox(root=tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize("kind", ["bubblewrap", "process"])
 async def test_root_removed_meanwhile_is_a_sandbox_failure_not_a_result(
     kind: backends.SandboxKind, tmp_path: Path
 ) -> None:
@@ -131,20 +133,64 @@ async def test_unknown_kind_names_the_known_ones() -> None:
         await open_sandbox("chroot")  # pyright: ignore[reportArgumentType]
 
 
-async def test_auto_without_bubblewrap_warns_once_and_runs(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(backends, "probe", lambda: "no user namespaces")
+@pytest.fixture
+def no_programs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """A machine on which nothing that makes namespaces is installed."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(backends, "_obstacles", {})
     backends._warn_once.cache_clear()
+    yield
+    backends._warn_once.cache_clear()
+
+
+@pytest.mark.usefixtures("no_programs")
+async def test_kind_that_does_not_run_here_is_refused_and_says_how_to_install_it() -> None:
+    with pytest.raises(SandboxFailure, match=r"bwrap is not installed.*Install the package"):
+        await open_sandbox("bubblewrap")
+    with pytest.raises(SandboxFailure, match="unshare is not installed"):
+        await open_sandbox("namespaces")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root has users of its own for commands")
+@pytest.mark.usefixtures("no_programs")
+async def test_auto_refuses_a_user_whose_commands_nothing_would_confine() -> None:
+    with pytest.raises(SandboxFailure, match=r'refused.*bwrap.*unshare.*sandbox = "process"'):
+        await open_sandbox()
+    assert backends.choose_local().kind is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has users of its own for commands")
+@pytest.mark.usefixtures("no_programs")
+async def test_auto_of_root_without_namespaces_confines_in_part_and_warns_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             async with await open_sandbox() as opened:
-                assert (await opened.run("true")).succeeded
-    warnings = [record for record in caplog.records if "process limits only" in record.message]
-    assert len(warnings) == 1
-    assert "no user namespaces" in warnings[0].message
-    with pytest.raises(SandboxFailure, match="no user namespaces"):
-        await open_sandbox("bubblewrap")
+                assert (await opened.run("id -u")).stdout.strip() != "0"
+    (warning,) = [one for one in caplog.records if "confined only in part" in one.message]
+    assert "the program bwrap is not installed" in warning.message
+
+
+async def test_default_of_a_worker_is_what_auto_stands_for() -> None:
+    backends.set_default_kind("process")
+    try:
+        async with await open_sandbox() as opened:
+            assert isinstance(opened, ProcessSandbox)
+    finally:
+        backends.set_default_kind("auto")
+
+
+def test_kind_that_failed_is_tried_again_after_a_while(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(backends, "_obstacles", {})
+    with monkeypatch.context() as bare:
+        bare.setenv("PATH", str(tmp_path))
+        reason = backends.obstacle_of("namespaces")
+    assert backends.obstacle_of("namespaces") == reason
+    backends._obstacles["namespaces"] = (reason, time.monotonic() - 61)
+    assert backends.obstacle_of("namespaces") != reason
 
 
 @pytest.mark.parametrize("value", [0, -1])

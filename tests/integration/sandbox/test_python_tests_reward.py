@@ -10,16 +10,15 @@ from typing import Any
 
 import pytest
 from fake_candidates import FAKES, WHOLE
-from fixtures.sandboxes import Marked, children
+from fixtures.sandboxes import Marked, children, require_own_pid_namespace
 from honest_candidates import HONEST, TREE
 
 from workers.rewards import python_tests as reward_module
 from workers.rewards.python_tests import last_code_block, python_tests
 from workers.rewards.registry import score
-from workers.sandbox.backends import open_sandbox
 from workers.sandbox.base import SandboxFailure
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = [pytest.mark.timeout(90), pytest.mark.usefixtures("only_confined")]
 
 ROW = {
     "prompt": (
@@ -152,7 +151,7 @@ async def test_row_that_cannot_be_scored_is_an_error_not_a_zero(
 async def test_sandbox_that_does_not_start_is_an_error_not_a_zero(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def fail(**_: Any) -> Any:
+    async def fail(*_: Any, **__: Any) -> Any:
         raise SandboxFailure("no namespaces left")
 
     with monkeypatch.context() as patched:
@@ -164,14 +163,11 @@ async def test_sandbox_that_does_not_start_is_an_error_not_a_zero(
         await python_tests(WHOLE, ROW)
 
 
-async def test_process_sandbox_gives_the_same_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def open_process(**options: Any) -> Any:
-        return await open_sandbox("process", **options)
-
-    monkeypatch.setattr(reward_module, "open_sandbox", open_process)
-    assert await python_tests(WHOLE, ROW) == 1.0
+async def test_process_sandbox_gives_the_same_verdicts() -> None:
+    require_own_pid_namespace()
+    assert await python_tests(WHOLE, ROW, sandbox="process") == 1.0
     for name in ("exit 0 in the call", "equal to everything", "prints verdicts", "waits for ever"):
-        assert await python_tests(FAKES[name], ROW, timeout_s=0.5) == 0.0
+        assert await python_tests(FAKES[name], ROW, timeout_s=0.5, sandbox="process") == 0.0
 
 
 async def test_registry_scores_by_name() -> None:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from fixtures.sandboxes import require_bubblewrap
+from fixtures.sandboxes import require_kind
 
 MOST = 1.5
 ROUNDS, PAIRS = 6, 15
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[3]
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("command", ["true", "seq 1000 | sort | wc -l"])
 def test_a_sandboxed_command_costs_at_most_one_and_a_half_times_bwrap_alone(command: str) -> None:
-    require_bubblewrap()
+    require_kind("bubblewrap")
     process = subprocess.Popen(
         [sys.executable, PROGRAM, command, str(PAIRS), str(ROUNDS)],
         env={**os.environ, "PYTHONPATH": str(ROOT)},

@@ -1,0 +1,113 @@
+"""What a confined command sees of the file system, whichever program makes its namespaces.
+
+Made by the bubblewrap and the namespaces sandbox, which mount it. Commands see the system's
+programs and libraries read-only, an /etc of their own, the running Python, and one writable
+directory. Must not mount anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from workers.sandbox.shell import is_within
+from workers.sandbox.workspace import Workspace
+
+#: Size of the private /tmp and of /dev/shm.
+TMP_BYTES = 256 * 1024**2
+#: The only folder of the system's /etc that commands see: links of the package manager.
+ETC_MOUNTED = "/etc/alternatives"
+_ETC_COPIED = ("ld.so.cache", "localtime")
+_SYSTEM_FOLDERS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+
+
+@dataclass(frozen=True, slots=True)
+class FileView:
+    """Each path is mounted under its own name.
+
+    Args:
+        system: Folders of the system, read-only.
+        links: Links at the top of the file system, by their path.
+        etc: The folder to mount as /etc.
+        readable: Further paths, read-only.
+        tmp: The folder to mount as /tmp; None is a fresh one in memory for each command.
+    """
+
+    system: list[str]
+    links: dict[str, str]
+    etc: Path
+    readable: list[str]
+    tmp: Path | None
+
+
+def make_file_view(workspace: Workspace, readable: Sequence[str]) -> FileView:
+    """Prepare what commands on a workspace see.
+
+    Raises:
+        OSError: A folder could not be prepared.
+    """
+    root = str(workspace.root)
+    paths = [path for path in [*_python_folders(), *readable] if not is_within(path, root)]
+    # Nothing is mounted below a directory that commands write: a command could have put a link
+    # there, and the next command's mounts would follow it with the worker's privileges.
+    is_below_tmp = any(is_within(path, "/tmp") for path in [*paths, root])
+    return FileView(
+        system=_system_folders(),
+        links=_system_links(),
+        etc=_make_etc(workspace),
+        readable=paths,
+        tmp=None if is_below_tmp else workspace.scratch,
+    )
+
+
+def python_path() -> str:
+    """Return the folder of the running Python's programs."""
+    return os.path.join(os.path.realpath(sys.prefix), "bin")
+
+
+def _make_etc(workspace: Workspace) -> Path:
+    """Prepare the /etc the commands see: names, the library cache, no configuration or keys."""
+    etc = workspace.base / "etc"
+    (etc / os.path.basename(ETC_MOUNTED)).mkdir(parents=True)
+    uid = workspace.user.uid if workspace.user else os.getuid()
+    gid = workspace.user.uid if workspace.user else os.getgid()
+    texts = {
+        "passwd": f"root:x:0:0:root:/:/bin/sh\nsandbox:x:{uid}:{gid}:sandbox:/tmp:/bin/sh\n",
+        "group": f"root:x:0:\nsandbox:x:{gid}:\n",
+        # Without it, every look-up of a name would try whatever services the system's names.
+        "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
+        "hosts": "127.0.0.1 localhost sandbox\n",
+    }
+    for name, text in texts.items():
+        (etc / name).write_text(text)
+    for name in _ETC_COPIED:
+        with contextlib.suppress(FileNotFoundError):
+            shutil.copyfile(f"/etc/{name}", etc / name)
+    for path in (etc, *etc.iterdir()):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    return etc
+
+
+@functools.cache
+def _system_folders() -> list[str]:
+    folders = [Path("/", name) for name in _SYSTEM_FOLDERS]
+    return ["/usr", *(str(path) for path in folders if path.is_dir() and not path.is_symlink())]
+
+
+@functools.cache
+def _system_links() -> dict[str, str]:
+    folders = [Path("/", name) for name in _SYSTEM_FOLDERS]
+    return {str(path): os.readlink(path) for path in folders if path.is_symlink()}
+
+
+@functools.cache
+def _python_folders() -> list[str]:
+    """Return the folders of the running interpreter that are not in the system's own."""
+    folders = dict.fromkeys(os.path.realpath(path) for path in (sys.base_prefix, sys.prefix))
+    return [folder for folder in folders if not is_within(folder, "/usr")]

@@ -1,0 +1,250 @@
+"""The sandbox without bubblewrap: namespaces made by util-linux, with the same view inside.
+
+Chosen by `backends` where bubblewrap does not run. `unshare` makes user, PID, mount, IPC, UTS and
+network namespaces (as root: all but the user namespace); a shell, which is the first process in
+them, mounts a file system of its own and leaves the old one for good; the command runs below it
+without any privilege. Must not run a command if one of these steps failed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from workers.sandbox import reaper
+from workers.sandbox.base import Command, SandboxFailure, SandboxLimits
+from workers.sandbox.file_view import (
+    ETC_MOUNTED,
+    TMP_BYTES,
+    FileView,
+    make_file_view,
+    python_path,
+)
+from workers.sandbox.lending import LentUser
+from workers.sandbox.local import LocalSandbox, check_report
+from workers.sandbox.shell import clean_environment, find_shell, is_within, limited_command
+from workers.sandbox.subprocesses import ChildSpec, FinishedProcess, kill_group
+
+_NAMESPACES = ("--mount", "--pid", "--fork", "--kill-child", "--ipc", "--uts", "--net")
+_DEVICES = ("null", "zero", "full", "random", "urandom")
+_DEVICE_LINKS = {
+    "fd": "/proc/self/fd",
+    "stdin": "/proc/self/fd/0",
+    "stdout": "/proc/self/fd/1",
+    "stderr": "/proc/self/fd/2",
+    "ptmx": "pts/ptmx",
+}
+#: What the first process of the namespaces does. Its arguments: the table of mounts, the new file
+#: system, and the command. It reports on the status pipe, which the command does not inherit.
+#: Its own stderr is closed before, because a shell comments on a command that a signal ended.
+#: It stays while the command runs, because process 1 of a PID namespace ignores signals that a
+#: command may send itself; the kernel kills what is left in the namespace when it ends.
+_SCRIPT = """
+mount -a -T "$1" && cd "$2" && pivot_root . old && umount -l old && cd / || exit 125
+{loopback} || exit 125
+{no_more_users}
+shift 2
+unset {mark}
+exec 3>&2 2>/dev/null
+hostname sandbox
+"$@" 2>&3 3>&- {{status_fd}}>&-
+code=$?
+echo '"exit-code"' >&{{status_fd}}
+exit $code
+"""
+#: Brings the loopback interface up where there is no program `ip`.
+_LOOPBACK_UP = (
+    "import fcntl, socket, struct; fcntl.ioctl(socket.socket(), 0x8914, "
+    "struct.pack('16sh14x', b'lo', 1))"
+)
+
+
+class NamespacesSandbox(LocalSandbox):
+    """Runs each command in fresh namespaces around one writable directory.
+
+    /tmp is private to the sandbox and lasts as long as it; where a directory of the interpreter or
+    the root itself lies below /tmp, it is fresh for each command instead.
+
+    Args:
+        root: The writable directory, seen inside under the same path; None makes one that is
+            removed on close.
+        limits: What a command may use.
+        readable: Further paths that commands may read.
+    """
+
+    def __init__(
+        self, root: str | os.PathLike[str] | None, limits: SandboxLimits, readable: Sequence[str]
+    ) -> None:
+        super().__init__(root, limits)
+        try:
+            view = make_file_view(self.workspace, readable)
+            self._prefix = self._prepare(view)
+        except OSError as error:
+            self.workspace.close()
+            raise SandboxFailure(f"The sandbox would not start: {error}") from error
+
+    def child_of(
+        self,
+        command: Command,
+        cwd: str | None,
+        stdin: bytes | None,
+        env: Mapping[str, str] | None,
+    ) -> ChildSpec:
+        """Return `unshare` with the command inside."""
+        inner = limited_command(command, self.limits, cwd=os.path.join(self.root, cwd or "."))
+        clean = clean_environment(home="/tmp", search_path=python_path(), extra=env)
+        return ChildSpec(
+            argv=[*self._prefix, *inner],
+            # The mark is for the reaper alone: the first process takes it out of the command's.
+            env=clean | {reaper.MARK: reaper.mark()},
+            cwd="/",
+            stdin=stdin,
+            kill=kill_group,
+            has_status=True,
+        )
+
+    def check_end(self, finished: FinishedProcess) -> None:
+        """Raise `SandboxFailure` if the first process did not report the command's end."""
+        check_report(finished, "unshare")
+
+    def _prepare(self, view: FileView) -> list[str]:
+        """Write the table of mounts and return the words before each command."""
+        top = self.workspace.base / "top"
+        mounts = _mounts(view, self.workspace.root)
+        _make_mount_points(top, view, [mount.target for mount in mounts])
+        table = self.workspace.base / "mounts"
+        # The first line makes the folder a mount of its own, as pivot_root wants it.
+        lines = [_line(str(top), str(top), "none", "bind,ro,nosuid,nodev")]
+        table.write_text("".join([*lines, *(mount.line(top) for mount in mounts)]))
+        user = self.workspace.user
+        script = _SCRIPT.format(
+            loopback=_loopback_command(),
+            no_more_users="" if user else "echo 1 >/proc/sys/user/max_user_namespaces || exit 125",
+            mark=reaper.MARK,
+        )
+        return [
+            shutil.which("unshare") or "unshare",
+            *(() if user else ("--user", "--map-root-user")),
+            *_NAMESPACES,
+            "--",
+            find_shell(), "-c", script, "sh", str(table), str(top),
+            *_identity(user),
+        ]  # fmt: skip
+
+
+class _Mount(NamedTuple):
+    """One line of the table of mounts; `target` is the path inside the sandbox."""
+
+    source: str
+    target: str
+    kind: str
+    options: str
+
+    def line(self, top: Path) -> str:
+        """Return it in the format of fstab(5), for a new file system at `top`."""
+        place = f"{top}{self.target}"
+        source = place if self.options.startswith("remount") else self.source
+        is_below_tmp = self.target != "/tmp" and is_within(self.target, "/tmp")
+        return _line(source, place, self.kind, self.options + ",X-mount.mkdir" * is_below_tmp)
+
+
+def _mounts(view: FileView, root: Path) -> list[_Mount]:
+    """Return the mounts in their order; a later one may lie inside an earlier one."""
+    devices = [_Mount(f"/dev/{name}", f"/dev/{name}", "none", "bind") for name in _DEVICES]
+    memory = f"mode=1777,size={TMP_BYTES},nosuid,nodev"
+    is_seen = [path for path in view.readable if os.path.exists(path)]
+    return [
+        *(mount for folder in view.system for mount in _read_only(folder, folder)),
+        _Mount("proc", "/proc", "proc", "nosuid,nodev,noexec"),
+        *devices,
+        _Mount("devpts", "/dev/pts", "devpts", "newinstance,ptmxmode=0666,mode=620,nosuid,noexec"),
+        _Mount("shm", "/dev/shm", "tmpfs", memory),
+        _Mount("tmp", "/tmp", "tmpfs", memory) if view.tmp is None else _bind(view.tmp, "/tmp"),
+        *_read_only(str(view.etc), "/etc"),
+        *(_read_only(ETC_MOUNTED, ETC_MOUNTED) if os.path.isdir(ETC_MOUNTED) else ()),
+        *(
+            mount
+            for path in is_seen
+            if not any(is_within(path, folder) for folder in view.system)
+            for mount in _read_only(path, path)
+        ),
+        _bind(root, str(root)),
+    ]
+
+
+def _bind(source: Path, target: str) -> _Mount:
+    return _Mount(str(source), target, "none", f"rbind,{_kept_flags(str(source))}")
+
+
+def _read_only(source: str, target: str) -> list[_Mount]:
+    """Return the mount of a path, and what makes each mount below it read-only as well."""
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    places = [_unescaped(line.split(" ")[4]) for line in lines]
+    below = [one for one in places if one != source and is_within(one, source)]
+    mounts = [_Mount(source, target, "none", f"rbind,ro,{_kept_flags(source)}")]
+    for one in below:
+        again = target + one.removeprefix(source)
+        mounts.append(_Mount("", again, "none", f"remount,bind,ro,{_kept_flags(one)}"))
+    return mounts
+
+
+def _kept_flags(path: str) -> str:
+    # The kernel refuses to take a flag away from a mount that another user made.
+    is_noexec = os.statvfs(path).f_flag & os.ST_NOEXEC
+    return "nosuid,nodev,noexec" if is_noexec else "nosuid,nodev"
+
+
+def _make_mount_points(top: Path, view: FileView, targets: Sequence[str]) -> None:
+    """Make the empty file system: a folder or a file for each mount, and the links."""
+    for name in ("old", "proc", "dev/pts", "dev/shm", "tmp", "etc"):
+        (top / name).mkdir(parents=True)
+    for name, target in _DEVICE_LINKS.items():
+        (top / "dev" / name).symlink_to(target)
+    for path, target in view.links.items():
+        (top / path.lstrip("/")).symlink_to(target)
+    for target in targets:
+        if is_within(target, "/tmp"):
+            continue  # a folder below a /tmp in memory is made when that is mounted
+        is_below_etc = target != "/etc" and is_within(target, "/etc")
+        place = (view.etc.parent if is_below_etc else top) / target.lstrip("/")
+        if os.path.isdir(target):
+            place.mkdir(parents=True, exist_ok=True)
+        else:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.touch()
+    for folder, _, _ in os.walk(top):
+        os.chmod(folder, 0o755)
+
+
+def _line(source: str, place: str, kind: str, options: str) -> str:
+    return f"{_escaped(source)} {_escaped(place)} {kind} {options} 0 0\n"
+
+
+def _escaped(path: str) -> str:
+    return "".join(f"\\{ord(c):03o}" if c in " \t\n\\#" else c for c in path)
+
+
+def _unescaped(path: str) -> str:
+    return path.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")
+
+
+def _loopback_command() -> str:
+    if shutil.which("ip", path="/usr/sbin:/usr/bin:/sbin:/bin"):
+        return "ip link set lo up"
+    return f'{os.path.realpath(sys.executable)} -I -S -c "{_LOOPBACK_UP}"'
+
+
+def _identity(user: LentUser | None) -> list[str]:
+    """Return the words that give up every privilege before the command."""
+    setpriv = ["setpriv", "--no-new-privs", "--inh-caps=-all"]
+    if user is not None:
+        uid = str(user.uid)
+        switch = ["--reuid", uid, "--regid", uid, "--clear-groups", "--bounding-set=-all"]
+        return [*setpriv, *switch]
+    # A second user namespace: its user has no rights over the first one's mounts and processes.
+    own = ["unshare", "--user", f"--map-user={os.getuid()}", f"--map-group={os.getgid()}", "--"]
+    return [*own, *setpriv]
