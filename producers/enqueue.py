@@ -1,5 +1,6 @@
 """Prompts → run, groups, rollouts: one transaction per chunk, idempotent by key.
 
+The run is created together with its first chunk: a dataset that cannot be read leaves no run.
 Used by the command line, the trainer client and examples. Enqueueing the same dataset under the
 same run again adds nothing; after a crash in the middle it adds what is missing.
 """
@@ -9,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 
 from pipeline.contract.errors import InputError
 from pipeline.contract.run import RunConfig, check_slug
@@ -54,18 +56,25 @@ def enqueue(
         on_chunk: Told the number of prompts read so far.
 
     Raises:
-        InputError: The slug cannot name a run, or a prompt cannot be read; chunks before it are
-            enqueued, and enqueueing again goes on from there.
+        InputError: The slug cannot name a run, or a prompt cannot be read. Chunks before it are
+            enqueued, and enqueueing again goes on from there; without any there is no run.
         Refused: The run exists and asks for something else, or a row has changed.
     """
     try:
         check_slug(run)
     except ValueError as error:
         raise InputError(str(error), code=E_RUN_NAME) from error
-    stored = transact(engine, lambda connection: create_run(connection, run, config))
-    added = read = 0
-    for chunk in _chunks(prompts):
-        rows = [(prompt.row_no, prompt.payload) for prompt in chunk]
+    chunks = _chunks(prompts)
+    first = next(chunks, [])
+
+    def begin(connection: Connection) -> tuple[Run, int]:
+        created = create_run(connection, run, config)
+        return created, add_prompts(connection, created, source, first)
+
+    stored, added = transact(engine, begin)
+    read = len(first)
+    on_chunk(read)
+    for rows in chunks:
         added += transact(
             engine, lambda connection, rows=rows: add_prompts(connection, stored, source, rows)
         )
@@ -78,7 +87,7 @@ def enqueue(
     )
 
 
-def _chunks(prompts: Iterable[Prompt]) -> Iterator[list[Prompt]]:
-    iterator = iter(prompts)
-    while chunk := list(islice(iterator, CHUNK)):
+def _chunks(prompts: Iterable[Prompt]) -> Iterator[list[tuple[int, dict[str, Any]]]]:
+    rows = ((prompt.row_no, prompt.payload) for prompt in prompts)
+    while chunk := list(islice(rows, CHUNK)):
         yield chunk

@@ -288,3 +288,29 @@ def test_bad_rows_are_put_aside_on_demand(rollout, folder):
     assert shown == {"run": "rows", "prompts": 2, "rollouts": 2, "added": 2, "skipped": 1}
     (aside,) = (folder / ".rollout" / "bad-rows" / "rows.jsonl").read_text().splitlines()
     assert json.loads(aside)["location"] == "rows.jsonl:2"
+
+
+GOOD_ROW = '{"question": "1 + 1?", "answer": "2"}\n'
+
+
+@pytest.mark.parametrize(
+    ("command", "rows", "options", "code"),
+    [
+        ("run", f"{GOOD_ROW}not json\n", (), "E114"),
+        ("submit", f"{GOOD_ROW}not json\n", (), "E114"),
+        ("submit", GOOD_ROW, ("--prompt-field", "ask"), "E115"),
+        ("submit", "", (), "E113"),
+        ("submit", None, (), "E111"),
+    ],
+    ids=["bad row of run", "bad row", "wrong field", "no rows", "no file"],
+)
+def test_a_dataset_that_cannot_be_read_leaves_no_run(
+    rollout, folder, offline_policy, command, rows, options, code
+):
+    if rows is not None:
+        (folder / "rows.jsonl").write_text(rows)
+    rollout("db", "upgrade")
+    asked = (command, "rows.jsonl", "--run", "rows", "--base-url", offline_policy(), *options)
+    done = rollout.call(*asked, "--json")
+    assert (done.code, json.loads(done.out)["error"]["code"]) == (2, code)
+    assert rollout.json("runs")["runs"] == []
