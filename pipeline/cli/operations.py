@@ -13,7 +13,7 @@ from pipeline.cli.deployment import Deployment, opened
 from pipeline.cli.options import DryRun, Json, RunName, Yes
 from pipeline.cli.output import confirm, print_json
 from pipeline.contract.errors import InputError
-from pipeline.contract.rollout import RolloutState
+from pipeline.contract.rollout import RolloutState, RunState
 
 if TYPE_CHECKING:
     from pipeline.store.rollout_filter import RolloutFilter
@@ -126,6 +126,8 @@ def retry(
     text = f"{count.allowed} {state} rollouts of run {found.slug} {_did('queued again', dry_run)}."
     if count.refused:
         text += f" {count.refused} stay as they are: a trainer has their group, or it has enough."
+    if found.state is RunState.PAUSED:
+        text += f" The run is paused; go on with: rollout continue {found.slug}"
     _say(
         {
             "run": found.slug,

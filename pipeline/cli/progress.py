@@ -35,17 +35,17 @@ def wait_for_run(
     run: Run,
     *,
     check: Callable[[], None] = lambda: None,
-    is_stuck: Callable[[RunStatus], bool] = lambda _: False,
     timeout_s: float | None = None,
+    after_timeout: str = "It goes on; follow it: rollout watch",
 ) -> RunStatus:
-    """Wait until every rollout of a run is terminal; return its figures then.
+    """Wait until a run is done, or paused for its failures; return its figures then.
 
     Args:
         deployment: The store.
         run: What to wait for.
         check: Called again and again; raises where waiting is of no use any more.
-        is_stuck: Says that nothing will happen any more; ends the wait.
         timeout_s: Longest wait; None: for ever.
+        after_timeout: What becomes of the run then, and the command to go on with.
 
     Raises:
         WaitTimeout: The time is up; says what the run waits for.
@@ -65,7 +65,7 @@ def wait_for_run(
                     asked_at = time.monotonic()
                     status = deployment.transact(lambda connection: run_status(connection, run))
                     show(status)
-                    if status.is_done or is_stuck(status):
+                    if status.is_done or status.has_failed:
                         return status
                     # The more a look costs, the rarer it is.
                     cost_s = time.monotonic() - asked_at
@@ -74,7 +74,7 @@ def wait_for_run(
                         raise WaitTimeout(
                             f"Run {run.slug} was not done after {timeout_s:g} s.",
                             why=" ".join(status.waits),
-                            remedy=f"It goes on; follow it: rollout watch {run.slug}",
+                            remedy=f"{after_timeout} {run.slug}",
                         )
                 check()
                 if listener.wait(_REFRESH_S):

@@ -21,7 +21,7 @@ from pipeline.cli.options import Json, RunName, WorkerOptions, takes
 from pipeline.cli.output import note, print_json
 from pipeline.cli.progress import wait_for_run
 from pipeline.cli.run_config import run_config
-from pipeline.cli.runs import print_status
+from pipeline.cli.runs import exit_code, print_status
 from pipeline.cli.submit import (
     SubmitOptions,
     enqueue_dataset,
@@ -30,17 +30,14 @@ from pipeline.cli.submit import (
     require_source,
     submission_json,
 )
-from pipeline.contract.errors import Refused
+from pipeline.contract.errors import Refused, WaitTimeout
 from pipeline.contract.rollout import RunState
 
 if TYPE_CHECKING:
     from pipeline.contract.run import RunConfig
     from pipeline.settings import Settings
     from pipeline.store.runs import Run
-    from pipeline.store.status import RunStatus
 
-#: Exit code of a run that ended with more failed rollouts than it allows.
-EXIT_ERROR_RATE = 4
 EXIT_INTERRUPTED = 130
 
 Workers = Annotated[int, typer.Option(min=0, help="Worker processes to start here.")]
@@ -48,7 +45,10 @@ Wait = Annotated[
     bool, typer.Option("--wait/--detach", help="Wait for the end, or leave it to the background.")
 ]
 WaitTimeoutS = Annotated[
-    float | None, typer.Option("--wait-timeout", min=0, help="Longest wait, in seconds.")
+    float | None,
+    typer.Option(
+        "--wait-timeout", min=0, help="Longest wait, in seconds; then its processes are stopped."
+    ),
 ]
 
 
@@ -65,7 +65,9 @@ def run(
 ) -> None:
     """Run a dataset through an agent here, and wait.
 
-    What it needs is started on this machine and stopped at the end, except private servers.
+    What it needs is started on this machine and stopped at the end, except private servers. Exit
+    code 4 says that the run failed: more than half of its rollouts, or all of the first ones, when
+    it is paused. --max-error-rate names another share; 1 allows every failure.
     """
     settings = settings_of(ctx)
     config = run_config(options, settings.run)
@@ -205,22 +207,28 @@ def _run_here(
                 deployment,
                 found,
                 check=processes.check,
-                is_stuck=lambda status: _has_failed(status, found.config),
                 timeout_s=wait_timeout_s,
+                after_timeout="The run is kept, but what this command started for it is stopped. "
+                "Go on with it: rollout resume",
             )
         except KeyboardInterrupt:
-            _drain(processes, settings, f"rollout resume {slug}")
+            _drain(processes, settings)
+            note(f"Nothing that was done is lost. Go on: rollout resume {slug}")
             raise typer.Exit(EXIT_INTERRUPTED) from None
+        except WaitTimeout:
+            _drain(processes, settings)
+            raise
         finally:
             processes.stop()
     if as_json:
         print_json(final.to_json())
     else:
         print_status(final)
-    raise typer.Exit(_exit_code(final, found.config))
+    raise typer.Exit(exit_code(final, go_on="resume"))
 
 
-def _drain(processes: LocalProcesses, settings: Settings, go_on: str) -> None:
+def _drain(processes: LocalProcesses, settings: Settings) -> None:
+    """Stop the processes, and say meanwhile what is waited for."""
     try:
         note(
             f"Stopping: what is under way may finish for {settings.worker.drain_s:g} s. "
@@ -230,39 +238,6 @@ def _drain(processes: LocalProcesses, settings: Settings, go_on: str) -> None:
     except KeyboardInterrupt:
         processes.stop(at_once=True)
         note("Stopped at once; what was under way is given up and run again.")
-    note(f"Nothing that was done is lost. Go on: {go_on}")
-
-
-def _has_failed(status: RunStatus, config: RunConfig) -> bool:
-    """Whether the pipeline paused the run and all that was under way has ended."""
-    in_flight = status.rollouts["dispatched"] + status.rollouts["running"]
-    if status.state is not RunState.PAUSED or in_flight:
-        return False
-    return _exceeds_error_rate(status, config) or (
-        config.group_policy == "fail_run" and status.rollouts["failed"] > 0
-    )
-
-
-def _exceeds_error_rate(status: RunStatus, config: RunConfig) -> bool:
-    ended = status.rollouts["succeeded"] + status.rollouts["failed"]
-    most = config.max_error_rate
-    return most is not None and ended > 0 and status.rollouts["failed"] > most * ended
-
-
-def _exit_code(final: RunStatus, config: RunConfig) -> int:
-    """Return how the command ends; says why it does not end with 0."""
-    if _has_failed(final, config):
-        note(f"{' '.join(final.waits)} See: rollout errors {final.run}")
-        return EXIT_ERROR_RATE
-    if _exceeds_error_rate(final, config):
-        note(
-            f"{final.rollouts['failed']} rollouts failed; the run allows a share of "
-            f"{config.max_error_rate:g}. See: rollout errors {final.run}"
-        )
-        return EXIT_ERROR_RATE
-    if final.rollouts["failed"]:
-        note(f"{final.rollouts['failed']} rollouts failed. See: rollout errors {final.run}")
-    return 0
 
 
 def _interrupt(*_: Any) -> None:

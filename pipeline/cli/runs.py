@@ -59,6 +59,10 @@ def runs(
     )
 
 
+#: Exit code of a command that waited for a run that failed.
+EXIT_RUN_FAILED = 4
+
+
 def status(ctx: typer.Context, run: RunName = "@last", as_json: Json = False) -> None:
     """Say how far a run is, and what it waits for."""
     from pipeline.store.runs import get_run
@@ -82,7 +86,7 @@ def watch(
 ) -> None:
     """Follow a run until it is done.
 
-    Ctrl-C ends only this command; the run goes on.
+    Ctrl-C ends only this command; the run goes on. Exit code 4 says that the run failed.
     """
     from pipeline.store.runs import get_run
 
@@ -97,6 +101,28 @@ def watch(
         print_json(final.to_json())
     else:
         print_status(final)
+    raise typer.Exit(exit_code(final, go_on="continue"))
+
+
+def exit_code(final: RunStatus, *, go_on: str) -> int:
+    """Return how a command that waited for a run ends; say why it does not end with 0.
+
+    Args:
+        final: The run's figures at the end of the wait.
+        go_on: The command that goes on with a paused run.
+    """
+    run, failed = final.run, final.rollouts["failed"]
+    if failed:
+        note(f"{failed} of {final.rollouts['total']} rollouts failed. See: rollout errors {run}")
+    if not final.has_failed:
+        return 0
+    allowed = f"more than the {final.allowed_error_rate:.0%} that are allowed"
+    why = allowed if final.is_done else f"it is paused because {final.state_reason}"
+    note(
+        f"Run {run} has failed: {why}. When the cause is mended, queue the failed rollouts again "
+        f"(rollout retry {run}) and go on (rollout {go_on} {run})."
+    )
+    return EXIT_RUN_FAILED
 
 
 def print_status(status: RunStatus) -> None:

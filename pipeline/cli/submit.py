@@ -75,7 +75,13 @@ class SubmitOptions:
         int | None, typer.Option(min=1, help="Executions that count, per rollout (default: 3).")
     ] = None
     max_error_rate: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Share of failed rollouts that is too much.")
+        float | None,
+        typer.Option(
+            min=0,
+            max=1,
+            help="Share of failed rollouts above which the run pauses and fails (default: 0.5 at "
+            "its end, or all of its first ones; 1: never).",
+        ),
     ] = None
     max_steps: Annotated[
         int | None,

@@ -26,6 +26,9 @@ _YEAR_S = 365 * 86_400
 
 SLUG = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
+#: Share of failed rollouts above which a finished run has failed, where it names none.
+_MOST_FAILED = 0.5
+
 #: What a run may ask for instead of the table's action, per class that a worker reports.
 _OVERRIDABLE = frozenset({Action.RETRY, Action.RETRY_FREE, Action.FAIL, Action.SCORE})
 #: Only budgets and clocks leave a trajectory that can be scored.
@@ -120,7 +123,11 @@ class RunConfig(BaseModel):
         default={}, description="Rows of the error table to change."
     )
     max_error_rate: float | None = Field(
-        default=None, ge=0, le=1, description="Share of failed rollouts at which the run pauses."
+        default=None,
+        ge=0,
+        le=1,
+        description="Share of failed rollouts above which the run pauses; None: it pauses when "
+        "all of the first ones fail.",
     )
     priority: int = Field(default=0, ge=-100, le=100, description="Higher runs' rollouts go first.")
     queue: str = Field(
@@ -174,6 +181,11 @@ class RunConfig(BaseModel):
     def rollouts_per_prompt(self) -> int:
         """Rollouts that are enqueued for each prompt."""
         return self.n + self.oversample
+
+    @property
+    def allowed_error_rate(self) -> float:
+        """Share of failed rollouts above which a finished run counts as failed."""
+        return _MOST_FAILED if self.max_error_rate is None else self.max_error_rate
 
     def digest(self) -> str:
         """Return a fingerprint: two runs with the same one ask for the same thing."""

@@ -1,7 +1,8 @@
 """Runs that go wrong are paused, with the reason: too many errors, or a group that fell short.
 
-Used by `outcomes.py` inside the ingest transaction, after rollouts and groups. Counts from when the
-run was last started, so that `rollout continue` gives it a new chance. Must not: cancel anything.
+Used by `outcomes.py` inside the ingest transaction, after rollouts and groups; `status.py` asks
+whether a pause was for failures. Counts from when the run was last started, so that
+`rollout continue` gives it a new chance. Must not: cancel anything.
 """
 
 from __future__ import annotations
@@ -17,11 +18,16 @@ from pipeline.store.group_policy import ShortGroup
 
 #: Ended rollouts below which an error rate says nothing.
 MIN_JUDGED = 20
+#: Share of a run that must have failed without one success, where the run names no error rate.
+FIRST_SHARE = 0.05
 
+# A paused run keeps the counts it was paused for. Without a bound, counting ends with the first
+# success: a healthy run's row is not written again with every batch.
 _JUDGE = text("""
 UPDATE runs SET judged_finished = judged_finished + :finished,
     judged_failed = judged_failed + :failed
-WHERE run_id = :run_id RETURNING judged_finished, judged_failed, state
+WHERE run_id = :run_id AND state = 'active' AND (:is_bounded OR judged_finished = judged_failed)
+RETURNING judged_finished, judged_failed, next_group_no
 """)
 
 _TOP_ERROR = text("""
@@ -41,12 +47,30 @@ SELECT slug FROM paused
 """)
 
 
+def is_failing(config: RunConfig, *, finished: int, failed: int, prompts: int) -> bool:
+    """Say whether a run fails too often to go on; reads no database.
+
+    Above `max_error_rate`, from 20 ended rollouts on. Where the run names none: when all of the
+    first 20 ended rollouts have failed, or all of the first 5 % in a run of more than 400.
+
+    Args:
+        config: The run's.
+        finished: Rollouts that succeeded or failed since the run was last started.
+        failed: Of these, the failed ones.
+        prompts: Prompts that the run has so far; more may be announced.
+    """
+    if config.max_error_rate is not None:
+        return finished >= MIN_JUDGED and failed > config.max_error_rate * finished
+    announced = prompts * config.rollouts_per_prompt
+    return failed == finished >= max(MIN_JUDGED, FIRST_SHARE * announced)
+
+
 def pause_failing_runs(
     connection: Connection,
     ended: Mapping[UUID, Counter[str]],
     configs: Mapping[UUID, RunConfig],
 ) -> list[str]:
-    """Count what ended and pause runs whose error rate is above their bound.
+    """Count what ended and pause the runs that fail too often.
 
     Args:
         connection: An open transaction.
@@ -58,21 +82,18 @@ def pause_failing_runs(
     """
     sentences: list[str] = []
     for run_id in sorted(ended):
-        bound = configs[run_id].max_error_rate
-        count = ended[run_id]
-        if bound is None or not count.total():
-            continue
+        config, count = configs[run_id], ended[run_id]
         values = {"run_id": run_id, "finished": count.total(), "failed": count["failed"]}
-        judged = connection.execute(_JUDGE, values).one()
+        is_bounded = config.max_error_rate is not None
+        judged = connection.execute(_JUDGE, values | {"is_bounded": is_bounded}).one_or_none()
+        if judged is None:
+            continue
         finished, failed = judged.judged_finished, judged.judged_failed
-        if judged.state != "active" or finished < MIN_JUDGED or failed <= bound * finished:
+        if not is_failing(config, finished=finished, failed=failed, prompts=judged.next_group_no):
             continue
         top = connection.execute(_TOP_ERROR, {"run_id": run_id}).scalar_one_or_none()
-        reason = (
-            f"{failed} of {finished} rollouts failed ({failed / finished:.0%}, allowed are "
-            f"{bound:.0%}), most often by {top}"
-        )
-        sentences += _pause(connection, run_id, reason)
+        so_many = _so_many(finished, failed, config.max_error_rate)
+        sentences += _pause(connection, run_id, f"{so_many}, most often by {top}")
     return sentences
 
 
@@ -90,6 +111,13 @@ def pause_short_runs(
         )
         sentences += _pause(connection, group.run_id, reason)
     return sentences
+
+
+def _so_many(finished: int, failed: int, bound: float | None) -> str:
+    if bound is None:
+        return f"all of the first {finished} rollouts failed"
+    share = f"{failed / finished:.0%}, allowed are {bound:.0%}"
+    return f"{failed} of {finished} rollouts failed ({share})"
 
 
 def _pause(connection: Connection, run_id: UUID, reason: str) -> list[str]:

@@ -13,10 +13,12 @@ from typing import Any
 from sqlalchemy import Connection, text
 
 from pipeline.contract.rollout import GroupState, RolloutState, RunState
+from pipeline.contract.run import RunConfig
 from pipeline.contract.train_batch import PipelineStats
 from pipeline.store.accounting import Accounting, account
 from pipeline.store.processes import ALIVE_S
 from pipeline.store.reward_error import GROUP_SUMS, STDERR, prompt_sums
+from pipeline.store.run_health import is_failing
 from pipeline.store.runs import Run, get_run
 from pipeline.store.waits import WaitFacts, describe_waits
 
@@ -65,6 +67,7 @@ WITH r AS (
 )
 SELECT r.*, a.*, g.*, e.*, w.*, o.*, p.*, coalesce(prompts, 0) AS reward_prompts,
     {stderr} AS reward_stderr, runs.state, runs.state_reason,
+    runs.judged_finished, runs.judged_failed, runs.next_group_no,
     runs.sealed_at IS NOT NULL AS is_sealed,
     extract(epoch FROM now() - runs.created_at) AS age_s,
     extract(epoch FROM greatest(r.last_finished_at, runs.created_at) - runs.created_at) AS ended_s
@@ -87,6 +90,9 @@ class RunStatus:
 
     run: str
     state: RunState
+    state_reason: str | None
+    is_failing: bool  #: it is paused because of its failures
+    allowed_error_rate: float
     groups: dict[str, int]
     drops: dict[str, int]
     rollouts: dict[str, int]
@@ -113,6 +119,17 @@ class RunStatus:
         )
 
     @property
+    def has_failed(self) -> bool:
+        """Whether the run came to its end, or to a pause, with too many failed rollouts.
+
+        It counts as paused when nothing is under way any more.
+        """
+        ended = self.rollouts["succeeded"] + self.rollouts["failed"]
+        if self.is_done:
+            return self.rollouts["failed"] > self.allowed_error_rate * ended
+        return self.is_failing and not (self.rollouts["dispatched"] + self.rollouts["running"])
+
+    @property
     def n_open(self) -> int:
         """Rollouts that are not terminal."""
         return sum(self.rollouts[state] for state in ("queued", "dispatched", "running"))
@@ -122,6 +139,7 @@ class RunStatus:
         return {
             "run": self.run,
             "state": str(self.state),
+            "state_reason": self.state_reason,
             "groups": self.groups,
             "rollouts": self.rollouts,
             "reward": {
@@ -160,6 +178,9 @@ def _run_status(connection: Connection, run: Run, sums: str) -> RunStatus:
         run=run.slug,
         sums=account(connection, run.run_id),
         state=state,
+        state_reason=row.state_reason,
+        is_failing=state is RunState.PAUSED and _is_failing(row, rollouts["failed"], run.config),
+        allowed_error_rate=run.config.allowed_error_rate,
         groups=_by_state(row.groups),
         drops={reason: n for _, reason, n in row.groups if reason is not None},
         rollouts=rollouts,
@@ -177,6 +198,7 @@ def _run_status(connection: Connection, run: Run, sums: str) -> RunStatus:
         live_workers=row.live_workers,
         waits=describe_waits(
             WaitFacts(
+                run=run.slug,
                 state=state,
                 state_reason=row.state_reason,
                 is_sealed=row.is_sealed,
@@ -222,6 +244,15 @@ def run_state(connection: Connection, run: Run) -> RunState:
     """Return a run's state now, `finished` included; cheap enough to ask often."""
     row = connection.execute(_STATE, {"run_id": run.run_id}).one()
     return _state(row.state, is_done=row.is_done)
+
+
+def _is_failing(row: Any, failed: int, config: RunConfig) -> bool:
+    return (config.group_policy == "fail_run" and failed > 0) or is_failing(
+        config,
+        finished=row.judged_finished,
+        failed=row.judged_failed,
+        prompts=row.next_group_no,
+    )
 
 
 def _state(stored: str, *, is_done: bool) -> RunState:

@@ -19,6 +19,7 @@ _TOP_ERRORS = 3
 class WaitFacts:
     """The figures that say what a run waits for."""
 
+    run: str
     state: RunState
     state_reason: str | None
     is_sealed: bool
@@ -45,7 +46,7 @@ def _sentences(facts: WaitFacts) -> Iterator[str]:
     n_open = facts.queued + facts.dispatched + facts.running
     if facts.state is RunState.PAUSED:
         because = f" because {facts.state_reason}" if facts.state_reason else ""
-        yield f"It is paused{because}; go on with: rollout continue."
+        yield f"It is paused{because}; go on with: rollout continue {facts.run}."
     if facts.state is RunState.CANCELLED:
         yield "It is cancelled."
     if n_open and not facts.live_collectors:

@@ -137,8 +137,8 @@ def test_failed_rollouts_are_seen_explained_and_retried(rollout, folder, offline
         "--base-url",
         "http://10.0.0.1/v1",
     )
-    final = rollout.json("watch", "bad", "--timeout-s", "60")
-    assert final["errors"] == {"model_bad_request": 2}
+    watched = rollout.call("watch", "bad", "--timeout-s", "60", "--json")
+    assert (watched.code, watched.document["errors"]) == (4, {"model_bad_request": 2})
     (row,) = rollout.json("errors", "bad")["errors"]
     assert (row["code"], row["rollouts"]) == ("endpoint_not_allowed", 2)
     assert "ROLLOUT_WORKER__ALLOWED_BASE_URLS" in row["example"]["message"]
@@ -151,7 +151,8 @@ def test_failed_rollouts_are_seen_explained_and_retried(rollout, folder, offline
     assert rollout.json(*retry, "--dry-run")["retried"] == 1
     assert rollout.error(*retry) == (7, "E131")
     assert rollout.json(*retry, "--yes")["retried"] == 1
-    assert rollout.json("watch", "bad", "--timeout-s", "60")["attempts"] == 3
+    watched = rollout.call("watch", "bad", "--timeout-s", "60", "--json")
+    assert watched.document["attempts"] == 3
     assert controller.end(signal.SIGINT).code == 0
     assert refusing
 

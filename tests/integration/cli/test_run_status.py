@@ -22,6 +22,7 @@ def test_the_document_has_the_keys_that_others_rely_on_in_their_order(engine: En
     assert list(document) == [
         "run",
         "state",
+        "state_reason",
         "groups",
         "rollouts",
         "reward",

@@ -8,6 +8,7 @@ from pipeline.contract.rollout import RunState
 from pipeline.store.waits import WaitFacts, describe_waits
 
 BUSY = WaitFacts(
+    run="sums",
     state=RunState.ACTIVE,
     state_reason=None,
     is_sealed=True,
@@ -46,7 +47,7 @@ def test_missing_processes_are_told_with_the_remedy():
 
 def test_a_pause_is_told_with_its_reason():
     told = describe_waits(replace(BUSY, state=RunState.PAUSED, state_reason="7 of 20 failed"))
-    assert told[0] == "It is paused because 7 of 20 failed; go on with: rollout continue."
+    assert told[0] == "It is paused because 7 of 20 failed; go on with: rollout continue sums."
 
 
 def test_rollouts_that_wait_for_a_retry_are_told_apart_from_queued_ones():
