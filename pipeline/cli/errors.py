@@ -23,11 +23,16 @@ def errors(
     ctx: typer.Context,
     run: RunName = "@last",
     by: Annotated[str, typer.Option(metavar="class|tool|worker", help="Grouped how.")] = "class",
+    trace: Annotated[
+        bool, typer.Option("--trace", help="Also tracebacks, equal ones together.")
+    ] = False,
+    limit: Annotated[int, typer.Option(min=1, help="Tracebacks to print.")] = 5,
     as_json: Json = False,
 ) -> None:
     """Count the errors of a run by class, tool or worker."""
     from pipeline.store.inspection import errors_by_class, errors_by_worker
     from pipeline.store.runs import get_run
+    from pipeline.store.tracebacks import list_tracebacks
 
     if by not in _BY:
         raise InputError(f"--by cannot be {by!r}.", remedy=f"Known: {', '.join(_BY)}.")
@@ -38,12 +43,20 @@ def errors(
         else:
             read = errors_by_class if by == "class" else errors_by_worker
             rows = deployment.transact(lambda connection: read(connection, found))
+        tracebacks = (
+            deployment.transact(lambda connection: list_tracebacks(connection, found, limit=limit))
+            if trace
+            else []
+        )
     if as_json:
-        print_json({"run": found.slug, "by": by, "errors": rows})
+        document = {"run": found.slug, "by": by, "errors": rows}
+        print_json(document | ({"tracebacks": tracebacks} if trace else {}))
     elif not rows:
         print(f"No errors in run {found.slug}.")
     else:
         print_errors(rows, by=by)
+        if trace:
+            _print_tracebacks(tracebacks)
 
 
 def errors_by_tool(deployment: Deployment, run: Run) -> list[dict[str, Any]]:
@@ -71,6 +84,15 @@ def errors_by_tool(deployment: Deployment, run: Run) -> list[dict[str, Any]]:
 def print_errors(rows: list[dict[str, Any]], *, by: str) -> None:
     """Print what one of the `errors_by_*` functions returned."""
     {"class": _print_by_class, "tool": _print_by_tool, "worker": _print_by_worker}[by](rows)
+
+
+def _print_tracebacks(tracebacks: list[dict[str, Any]]) -> None:
+    if not tracebacks:
+        print("No attempt left a traceback.")
+    for each in tracebacks:
+        kind = each["code"] or each["error_class"]
+        print(f"── {each['attempts']} × {kind}, the last one {each['label']}")
+        print(safe_text(each["traceback"].rstrip()))
 
 
 def _print_by_class(rows: list[dict[str, Any]]) -> None:
