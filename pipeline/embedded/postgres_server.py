@@ -70,7 +70,7 @@ class PostgresServer(Server):
         self._data = place.home / "data"
         self._socket = place.sockets / SOCKET_NAME
         self._durable = durable
-        super().__init__(place, Identity("postgres", self._data, (str(self._data),)))
+        super().__init__(place, Identity(("postgres",), self._data, (str(self._data),)))
 
     @property
     def url(self) -> str:

