@@ -25,6 +25,7 @@ from fixtures.scripted_model import (
 
 pytestmark = [
     pytest.mark.timeout(240),
+    pytest.mark.usefixtures("some_sandbox"),
     pytest.mark.skipif(shutil.which("git") is None, reason="a coding task's diff needs git"),
 ]
 

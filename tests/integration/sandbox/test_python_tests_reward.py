@@ -13,9 +13,11 @@ from fake_candidates import FAKES, WHOLE
 from fixtures.sandboxes import Marked, children, require_own_pid_namespace
 from honest_candidates import HONEST, TREE
 
+from pipeline.contract.errors import SandboxError
 from workers.rewards import python_tests as reward_module
 from workers.rewards.python_tests import last_code_block, python_tests
 from workers.rewards.registry import score
+from workers.sandbox import backends
 from workers.sandbox.base import SandboxFailure
 
 pytestmark = [pytest.mark.timeout(90), pytest.mark.usefixtures("only_confined")]
@@ -168,6 +170,16 @@ async def test_process_sandbox_gives_the_same_verdicts() -> None:
     assert await python_tests(WHOLE, ROW, sandbox="process") == 1.0
     for name in ("exit 0 in the call", "equal to everything", "prints verdicts", "waits for ever"):
         assert await python_tests(FAKES[name], ROW, timeout_s=0.5, sandbox="process") == 0.0
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root has users of its own for candidates")
+async def test_candidate_that_nothing_would_confine_is_refused_and_earns_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(backends, "_obstacles", {})
+    with pytest.raises(SandboxError, match="refused"):
+        await score("python_tests", response=WHOLE, prompt=ROW, config={})
 
 
 async def test_registry_scores_by_name() -> None:
