@@ -1,4 +1,4 @@
-"""Keep what the standard error of a run's mean reward needs: sums over its groups.
+"""Keep what the standard error of a run's mean reward needs, and the mean of every reward.
 
 Revision ID: 0006
 Revises: 0003
@@ -21,8 +21,20 @@ CREATE TABLE reward_tallies (
     sum_products numeric NOT NULL,
     count_squares numeric NOT NULL
 );
+-- Values of each reward of a run, its parts and those of rescored trajectories included. Written
+-- with the rewards themselves, which name no run.
+CREATE TABLE score_tallies (
+    run_id uuid NOT NULL,
+    name text NOT NULL,
+    scorer_version text NOT NULL,
+    n bigint NOT NULL,
+    value_sum numeric NOT NULL
+);
 CREATE INDEX reward_tallies_run ON reward_tallies (run_id);
+CREATE INDEX score_tallies_run ON score_tallies (run_id);
 ALTER TABLE reward_tallies SET (autovacuum_vacuum_scale_factor = 0.1,
+    autovacuum_analyze_scale_factor = 0.5);
+ALTER TABLE score_tallies SET (autovacuum_vacuum_scale_factor = 0.1,
     autovacuum_analyze_scale_factor = 0.5);
 -- Says at once whether a run may have asked for the same dataset row more than once.
 CREATE INDEX prompts_of_later_epochs ON prompts (run_id) WHERE epoch > 0
@@ -80,10 +92,15 @@ def upgrade() -> None:
         " FROM (SELECT run_id, count(reward) AS n, sum(reward::numeric) AS s FROM rollouts"
         " WHERE reward IS NOT NULL GROUP BY run_id, group_id) AS groups GROUP BY run_id"
     )
+    op.execute(
+        "INSERT INTO score_tallies SELECT run_id, name, scorer_version, count(*),"
+        " sum(value::numeric) FROM rewards JOIN rollouts USING (rollout_id)"
+        " WHERE value IS NOT NULL GROUP BY run_id, name, scorer_version"
+    )
 
 
 def downgrade() -> None:
-    """Go back to a standard error that knows no groups."""
+    """Go back to figures of the run's own reward alone."""
     op.execute("DROP FUNCTION tally_rewards CASCADE")
-    op.execute("DROP TABLE reward_tallies")
+    op.execute("DROP TABLE reward_tallies, score_tallies")
     op.execute("DROP INDEX prompts_of_later_epochs")

@@ -56,7 +56,15 @@ class LocalProcesses:
         """
         if CONTROLLER not in {child.kind for child in self.staying()}:
             self._spawn(CONTROLLER, [CONTROLLER], with_database=True)
-        for _ in range(workers):
+        self.start_workers(workers, options, queue=queue)
+
+    def start_collector(self) -> None:
+        """Start a collector alone: it takes in what workers say, and hands out nothing."""
+        self._spawn(CONTROLLER, [CONTROLLER, "--only", "collector"], with_database=True)
+
+    def start_workers(self, n: int, options: WorkerOptions, *, queue: str | None = None) -> None:
+        """Start workers alone; arguments as for `start`."""
+        for _ in range(n):
             arguments = [*_arguments(options), *(["--queues", queue] if queue else [])]
             self._spawn(WORKER, [WORKER, *arguments], with_database=False)
 

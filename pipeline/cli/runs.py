@@ -144,6 +144,12 @@ def print_status(status: RunStatus) -> None:
         rows.insert(2, ("cut", f"{status.sums.cut}, {share}: not needed or not in time"))
     rows.insert(2, ("sum", f"{status.sums}{'' if status.sums.adds_up else ' (DOES NOT ADD UP)'}"))
     print_table(("run", status.run), rows)
+    if len(status.scores) > 1:
+        print_table(
+            ("scored by", "version", "trajectories", "mean"),
+            [(each.name, each.version, each.n, number(each.mean)) for each in status.scores],
+            right=("trajectories", "mean"),
+        )
     for sentence in status.waits:
         print(sentence)
 

@@ -217,6 +217,21 @@ def _print_rollout(found: dict[str, Any]) -> None:
         ],
         right=("turns", "tokens"),
     )
+    if found["rewards"]:
+        print_table(
+            ("scored by", "version", "attempt", "value", "error"),
+            [
+                (
+                    each["name"],
+                    each["scorer_version"],
+                    each["attempt_no"],
+                    number(each["value"]),
+                    each["error_class"],
+                )
+                for each in found["rewards"]
+            ],
+            right=("attempt", "value"),
+        )
 
 
 def _error_line(error: dict[str, Any] | None) -> str:

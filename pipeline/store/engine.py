@@ -20,6 +20,8 @@ from pipeline.contract.errors import ConfigError, StoreUnavailable
 #: Channels of NOTIFY; a listener is woken by them and polls slowly behind them.
 WORK_CHANNEL = "rollout_work"
 READY_CHANNEL = "rollout_ready"
+#: Says which stored trajectories were scored again; see `rescores.py`.
+RESCORED_CHANNEL = "rollout_rescored"
 
 #: deadlock_detected, serialization_failure: the same transaction will do better the next time.
 _RETRYABLE = frozenset({"40P01", "40001"})
@@ -135,19 +137,27 @@ class Listener:
         Notifications that came while nobody waited count too. The first call only begins to
         listen and returns True: what was notified before could not be heard.
         """
+        # One wake-up is enough for all that has piled up.
+        return self.hear(timeout_s) != []
+
+    def hear(self, timeout_s: float) -> list[str] | None:
+        """Return the payloads of what was notified at once, [] after `timeout_s` without news.
+
+        None: it only began to listen, as after a lost connection; what was notified before could
+        not be heard.
+        """
         try:
             if self._connection is None:
                 self._connection = self._connect()
-                return True
-            woken = list(self._connection.notifies(timeout=timeout_s, stop_after=1))
-            if woken:
-                # One wake-up is enough for all that has piled up.
-                list(self._connection.notifies(timeout=0))
-            return bool(woken)
+                return None
+            heard = list(self._connection.notifies(timeout=timeout_s, stop_after=1))
+            if heard:
+                heard += self._connection.notifies(timeout=0)
+            return [each.payload for each in heard]
         except psycopg.Error:
             self.close()
             time.sleep(min(timeout_s, 1.0))
-            return False
+            return []
 
     def close(self) -> None:
         """Stop listening."""
@@ -165,6 +175,13 @@ class Listener:
         return connection
 
 
-def notify(connection: Connection, channel: str) -> None:
-    """Wake the listeners of a channel when this transaction commits."""
-    connection.execute(text("SELECT pg_notify(:channel, '')"), {"channel": channel})
+def notify(connection: Connection, channel: str, payload: str = "") -> None:
+    """Wake the listeners of a channel when this transaction commits.
+
+    Args:
+        connection: An open transaction.
+        channel: Which listeners.
+        payload: What they hear; less than 8,000 bytes.
+    """
+    values = {"channel": channel, "payload": payload}
+    connection.execute(text("SELECT pg_notify(:channel, :payload)"), values)

@@ -45,8 +45,8 @@ WHERE a.rollout_id = :rollout_id ORDER BY a.attempt_no
 """)
 
 _REWARDS = text("""
-SELECT attempt_no, name, value, weight, status, error_class, latency_ms FROM rewards
-WHERE rollout_id = :rollout_id ORDER BY attempt_no, name
+SELECT attempt_no, name, scorer_version, value, weight, status, error_class, latency_ms
+FROM rewards WHERE rollout_id = :rollout_id ORDER BY attempt_no, name, scorer_version
 """)
 
 _ERRORS_BY_CLASS = text("""

@@ -81,18 +81,30 @@ ON CONFLICT DO NOTHING
 """)
 
 _REWARDS = text("""
-INSERT INTO rewards (rollout_id, attempt_no, name, scorer_version, value, weight, status,
-                     error_class, latency_ms)
-SELECT * FROM unnest(
-    CAST(:ids AS uuid[]), CAST(:nos AS integer[]), CAST(:names AS text[]),
-    CAST(:versions AS text[]), CAST(:values AS double precision[]),
-    CAST(:weights AS double precision[]), CAST(:statuses AS text[]), CAST(:classes AS text[]),
-    CAST(:latencies AS double precision[]))
--- A scorer that failed may be asked again; what it said once stays.
-ON CONFLICT (rollout_id, attempt_no, name, scorer_version) DO UPDATE SET
-    value = excluded.value, status = excluded.status, error_class = excluded.error_class,
-    latency_ms = excluded.latency_ms
-WHERE rewards.status <> 'ok'
+WITH said AS (
+    SELECT * FROM unnest(
+        CAST(:ids AS uuid[]), CAST(:nos AS integer[]), CAST(:names AS text[]),
+        CAST(:versions AS text[]), CAST(:values AS double precision[]),
+        CAST(:weights AS double precision[]), CAST(:statuses AS text[]), CAST(:classes AS text[]),
+        CAST(:latencies AS double precision[]), CAST(:runs AS uuid[]))
+        AS s (rollout_id, attempt_no, name, scorer_version, value, weight, status, error_class,
+              latency_ms, run_id)
+), written AS (
+    INSERT INTO rewards (rollout_id, attempt_no, name, scorer_version, value, weight, status,
+                         error_class, latency_ms)
+    SELECT rollout_id, attempt_no, name, scorer_version, value, weight, status, error_class,
+           latency_ms FROM said
+    -- A scorer that failed may be asked again; what it said once stays.
+    ON CONFLICT (rollout_id, attempt_no, name, scorer_version) DO UPDATE SET
+        value = excluded.value, status = excluded.status, error_class = excluded.error_class,
+        latency_ms = excluded.latency_ms
+    WHERE rewards.status <> 'ok'
+    RETURNING *
+)
+INSERT INTO score_tallies (run_id, name, scorer_version, n, value_sum)
+SELECT run_id, name, scorer_version, count(*), sum(w.value::numeric)
+FROM written w JOIN said USING (rollout_id, attempt_no, name, scorer_version)
+WHERE w.value IS NOT NULL GROUP BY run_id, name, scorer_version
 """)
 
 _DEAD_LETTERS = text("""
@@ -221,6 +233,7 @@ def _reward_columns(parts: Sequence[tuple[Completion, RewardPart]]) -> dict[str,
         "statuses": [part.status for _, part in parts],
         "classes": [str(part.error_class) if part.error_class else None for _, part in parts],
         "latencies": [part.latency_ms for _, part in parts],
+        "runs": [completion.run_id for completion, _ in parts],
     }
 
 

@@ -87,6 +87,8 @@ WITH d_letters AS (
     DELETE FROM group_tallies WHERE run_id = :run_id
 ), d_reward_tallies AS (
     DELETE FROM reward_tallies WHERE run_id = :run_id
+), d_scores AS (
+    DELETE FROM score_tallies WHERE run_id = :run_id
 ), d_attempts AS (
     DELETE FROM attempt_tallies WHERE run_id = :run_id
 ), d_batches AS (

@@ -8,20 +8,43 @@ beside it. Saying the same again changes nothing.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 from uuid import UUID
 
+import orjson
 from sqlalchemy import Connection, text
 
 from pipeline.contract.errors import ErrorClass
 from pipeline.contract.messages import Completion
 from pipeline.contract.rollout import RolloutState, label_of
-from pipeline.store.engine import BINARY, READY_CHANNEL, notify
+from pipeline.store.engine import BINARY, READY_CHANNEL, RESCORED_CHANNEL, notify
 from pipeline.store.groups import add_to_counters, close_groups, lock_groups
 from pipeline.store.outcome_rows import write_rewards
 from pipeline.store.runs import Run
+
+#: A notification takes less than 8,000 bytes; JSON may write a character as six.
+_VERDICTS_AT_ONCE = 100
+_REASON_CHARS = 400
+NAME_CHARS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Verdicts:
+    """What was committed of some rollouts; heard by who waits on `RESCORED_CHANNEL`."""
+
+    reward: str  #: the name's first `NAME_CHARS` characters
+    scored: list[UUID]
+    failed: list[UUID]
+    reason: str | None  #: why the first of `failed` has no value
+
+    @classmethod
+    def read(cls, payload: str) -> Verdicts:
+        """Return what a notification says."""
+        said = orjson.loads(payload)
+        ids = {name: [UUID(each) for each in said[name]] for name in ("scored", "failed")}
+        return cls(reward=said["reward"], reason=said["reason"], **ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +130,18 @@ def read_rescorable(
     ]
 
 
+_SCORED = text("""
+SELECT DISTINCT w.rollout_id FROM rewards w
+WHERE w.rollout_id = ANY(:ids) AND w.name = :reward AND w.status = 'ok'
+""")
+
+
+def find_scored(connection: Connection, rollouts: Collection[UUID], reward: str) -> set[UUID]:
+    """Return those of some rollouts that have a value of this reward."""
+    values = {"ids": list(rollouts), "reward": reward}
+    return set(connection.execute(_SCORED, values).scalars())
+
+
 _LOCK = text("""
 SELECT r.rollout_id, r.group_id, r.run_id,
        r.state = 'failed' AND a.state = 'failed' AND a.phase = 'scoring'
@@ -184,6 +219,9 @@ def record_rescores(connection: Connection, completions: Sequence[Completion]) -
     ]
     if adoptable:
         _adopt(connection, adoptable, found)
+    for first in range(0, len(known), _VERDICTS_AT_ONCE):
+        for verdicts in _verdicts(known[first : first + _VERDICTS_AT_ONCE]):
+            notify(connection, RESCORED_CHANNEL, orjson.dumps(asdict(verdicts)).decode())
     return [completion for completion in said if completion.rollout_id not in found]
 
 
@@ -218,6 +256,25 @@ def _adopt(
     add_to_counters(connection, deltas)
     close_groups(connection, list(writable))
     notify(connection, READY_CHANNEL)
+
+
+def _verdicts(completions: Sequence[Completion]) -> Iterator[Verdicts]:
+    by_reward: dict[str, list[Completion]] = {}
+    for completion in completions:
+        by_reward.setdefault(_reward_name(completion) or "", []).append(completion)
+    for reward, said in by_reward.items():
+        failed = [completion for completion in said if completion.error]
+        reasons = [
+            f"{error.error_class} ({error.code}): {error.message}"
+            for error in (completion.error for completion in failed)
+            if error is not None
+        ]
+        yield Verdicts(
+            reward=reward[:NAME_CHARS],
+            scored=[c.rollout_id for c in said if not c.error],
+            failed=[c.rollout_id for c in failed],
+            reason=reasons[0][:_REASON_CHARS] if reasons else None,
+        )
 
 
 def _reward_name(completion: Completion) -> str | None:

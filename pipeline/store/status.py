@@ -7,7 +7,7 @@ statement, so they belong together. Reads only.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from sqlalchemy import Connection, text
@@ -52,6 +52,11 @@ WITH r AS (
     SELECT coalesce(jsonb_object_agg(error_class, n), '{{}}') AS errors
     FROM (SELECT coalesce(error_class, 'unknown') AS error_class, sum(n) AS n FROM rollout_tallies
           WHERE run_id = :run_id AND state = 'failed' GROUP BY 1 HAVING sum(n) <> 0) AS counted
+), s AS (
+    SELECT coalesce(jsonb_agg(jsonb_build_array(name, scorer_version, n, mean)
+                              ORDER BY name, scorer_version), '[]') AS scores
+    FROM (SELECT name, scorer_version, sum(n) AS n, sum(value_sum) / sum(n) AS mean
+          FROM score_tallies WHERE run_id = :run_id GROUP BY 1, 2) AS summed
 ), w AS (
     SELECT count(*) AS retry_waits, extract(epoch FROM min(not_before) - now()) AS next_retry_s
     FROM rollouts
@@ -65,13 +70,13 @@ WITH r AS (
         count(*) FILTER (WHERE kind = 'collector') AS live_collectors
     FROM processes WHERE last_seen_at > now() - make_interval(secs => :alive_s)
 )
-SELECT r.*, a.*, g.*, e.*, w.*, o.*, p.*, coalesce(prompts, 0) AS reward_prompts,
+SELECT r.*, a.*, g.*, e.*, s.*, w.*, o.*, p.*, coalesce(prompts, 0) AS reward_prompts,
     {stderr} AS reward_stderr, runs.state, runs.state_reason,
     runs.judged_finished, runs.judged_failed, runs.next_group_no,
     runs.sealed_at IS NOT NULL AS is_sealed,
     extract(epoch FROM now() - runs.created_at) AS age_s,
     extract(epoch FROM greatest(r.last_finished_at, runs.created_at) - runs.created_at) AS ended_s
-FROM runs, r, c, a, g, e, w, o, p WHERE runs.run_id = :run_id
+FROM runs, r, c, a, g, e, s, w, o, p WHERE runs.run_id = :run_id
 """
 
 # Cheap enough for a loop: both looks are answered by partial indexes.
@@ -82,6 +87,16 @@ SELECT state, sealed_at IS NOT NULL
                     AND state IN ('dispatched', 'running')) AS is_done
 FROM runs WHERE run_id = :run_id
 """)
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What one reward, or a part of it, gave to all trajectories of a run that it scored."""
+
+    name: str
+    version: str
+    n: int
+    mean: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +116,7 @@ class RunStatus:
     reward_std: float | None
     reward_stderr: float | None  #: of the mean, clustered by prompt; None below two prompts
     reward_prompts: int  #: prompts that have a reward
+    scores: tuple[Score, ...]  #: of every reward, the run's own and rescored ones
     attempts: int
     errors: dict[str, int]
     prompt_tokens: int
@@ -155,6 +171,7 @@ class RunStatus:
             "elapsed_s": round(self.elapsed_s, 3),
             "accounting": self.sums.to_json(),
             "waits": list(self.waits),
+            "scores": [asdict(score) for score in self.scores],
         }
 
 
@@ -189,6 +206,7 @@ def _run_status(connection: Connection, run: Run, sums: str) -> RunStatus:
         reward_std=_figure(row.reward_std),
         reward_stderr=_figure(row.reward_stderr),
         reward_prompts=int(row.reward_prompts),
+        scores=tuple(Score(name, version, n, float(mean)) for name, version, n, mean in row.scores),
         attempts=int(row.attempts),
         errors=errors,
         prompt_tokens=int(row.prompt_tokens),

@@ -223,6 +223,15 @@ reward_tallies = Table(
     _must("sum_products", Numeric),
     _must("count_squares", Numeric),
 )
+score_tallies = Table(
+    "score_tallies",
+    metadata,
+    _must("run_id"),
+    _must("name", Text),
+    _must("scorer_version", Text),
+    _must("n", BigInteger),
+    _must("value_sum", Numeric),
+)
 attempt_tallies = Table(
     "attempt_tallies",
     metadata,

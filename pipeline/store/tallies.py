@@ -1,7 +1,8 @@
 """Tallies: how many rollouts, groups and attempts of a run have which key, and what they sum up to.
 
 Triggers of the database add a row for every key that a statement changed, so no writer can forget
-one and none waits for another; readers sum the rows. Used by the reconciler, which folds them, and
+one and none waits for another; readers sum the rows. Only `score_tallies` are written with their
+rows, by `outcome_rows.py`. Used by the reconciler, which folds them, and
 by `accounting.py`, which holds them against what they count. Must not: count anything itself.
 """
 
@@ -14,6 +15,7 @@ from pipeline.store.tables import (
     group_tallies,
     reward_tallies,
     rollout_tallies,
+    score_tallies,
 )
 
 #: Any number that nothing else in the database locks by.
@@ -26,6 +28,7 @@ _SUMS = {
     rollout_tallies: ("n", "n_rewarded", "reward_sum", "reward_squares"),
     group_tallies: ("n", "n_rollouts", "n_cut"),
     reward_tallies: ("n_groups", "sum_squares", "sum_products", "count_squares"),
+    score_tallies: ("n", "value_sum"),
     attempt_tallies: ("n", "prompt_tokens", "completion_tokens"),
 }
 _HIGHEST = frozenset({"last_finished_at"})
@@ -106,6 +109,16 @@ TALLY_RULES = {
                           WHERE run_id = :run_id AND reward IS NOT NULL GROUP BY group_id) AS g
                    ) AS r
         WHERE t.sums <> r.sums""",
+    "tallies of scores equal their rows": """
+        SELECT format('%s version %s: tallies (%s), rows (%s)', name, scorer_version, t.sums,
+                      r.sums)
+        FROM (SELECT name, scorer_version, (sum(n), trim_scale(sum(value_sum)))::text AS sums
+              FROM score_tallies WHERE run_id = :run_id GROUP BY 1, 2) AS t
+        FULL JOIN (SELECT name, scorer_version,
+                          (count(*), trim_scale(sum(value::numeric)))::text AS sums
+                   FROM rewards JOIN rollouts USING (rollout_id)
+                   WHERE run_id = :run_id AND value IS NOT NULL GROUP BY 1, 2) AS r
+        USING (name, scorer_version) WHERE t.sums IS DISTINCT FROM r.sums""",
     "tallies of attempts equal their rows": """
         SELECT format('%s %s %s: tallies (%s), rows (%s)', worker_id, error_class, error_code,
                       t.sums, r.sums)

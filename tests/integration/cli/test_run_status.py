@@ -32,6 +32,7 @@ def test_the_document_has_the_keys_that_others_rely_on_in_their_order(engine: En
         "elapsed_s",
         "accounting",
         "waits",
+        "scores",
     ]
     assert document["groups"] == {
         "open": 2,

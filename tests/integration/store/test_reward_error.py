@@ -9,7 +9,7 @@ import pytest
 from alembic import command
 from alembic.config import Config
 from fixtures.stored_run import StoredRun, payload
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 
 import migrations
 from pipeline.contract.errors import ErrorClass
@@ -82,21 +82,19 @@ def test_an_older_store_with_a_run_in_flight_is_counted_and_goes_on(engine: Engi
     story = StoredRun(engine, prompts=3, n=2, n_min=1)
     claimed = story.claim()
     rewards = [1.0, 1.0, 0.0, 0.5, 0.0, 1.0]
-    story.record(*(story.succeeded(a, r) for a, r in zip(claimed[:1], rewards[:1], strict=True)))
+    story.record(*(story.succeeded(a, r) for a, r in zip(claimed[:3], rewards[:3], strict=True)))
+    before = status_of(story)
     config = Config()
     config.set_main_option("script_location", str(Path(migrations.__file__).parent))
     with engine.connect() as connection:
         config.attributes["connection"] = connection
         command.downgrade(config, "0006-1")
-        with engine.begin() as other:
-            assert other.execute(text("SELECT to_regclass('reward_tallies')")).scalar() is None
-        # The previous version goes on: one group is half done, one is done, one in flight.
-        story.record(
-            *(story.succeeded(a, r) for a, r in zip(claimed[1:3], rewards[1:3], strict=True))
-        )
+        assert story.rows("SELECT to_regclass('reward_tallies') AS table") == [{"table": None}]
         command.upgrade(config, "head")
     found = status_of(story)
     assert (found.reward_n, found.reward_prompts) == (3, 2)
+    assert found.scores == before.scores
+    assert [(score.name, score.n) for score in found.scores] == [("numeric", 3)]
     # The mean is 2/3, the residual sums are 2/3 and -2/3: sqrt(2/1 * 8/9) / 3.
     assert found.reward_stderr == pytest.approx(4 / 9)
     story.record(*(story.succeeded(a, r) for a, r in zip(claimed[3:], rewards[3:], strict=True)))
