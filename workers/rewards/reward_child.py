@@ -38,12 +38,21 @@ def _answer(request: bytes) -> bytes:
         value = function(**arguments)
         if inspect.isawaitable(value):
             value = asyncio.run(_awaited(value))
-        return pickle.dumps((True, value))
+        return _packed(value)
     # Broad on purpose: whatever the function raises, sys.exit included, is told to the parent.
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
             raise
         return pickle.dumps((False, f"{type(error).__name__}: {error}"))
+
+
+def _packed(value: Any) -> bytes:
+    try:
+        return pickle.dumps((True, value))
+    # Broad on purpose: what pickle raises differs between types and Python versions.
+    except Exception as error:
+        kind = type(value).__name__
+        raise TypeError(f"the reward returned a {kind} that cannot be pickled: {error}") from error
 
 
 async def _awaited(value: Any) -> Any:

@@ -290,7 +290,7 @@ class _Evaluator(SimpleEval):
             )
         try:
             tree = ast.parse(expression.strip(), mode="eval").body
-        except (SyntaxError, MemoryError, UnicodeError):
+        except (SyntaxError, MemoryError, ValueError):  # ValueError: surrogates, and a null byte
             raise CalculationError(
                 f"{expression[:80]!r} is not an expression; write for example '2 * (3 + 4) ** 2'"
             ) from None

@@ -66,7 +66,7 @@ async def test_a_reward_that_burns_the_cpu_is_killed_and_the_next_one_works() ->
         (raises, "ValueError: bad x", "reward_raised"),
         (exits, "SystemExit: 0", "reward_raised"),
         (dies, "ended with code 7", "reward_process_died"),
-        (unpicklable, "pickle", "reward_raised"),
+        (unpicklable, "returned a function that cannot be pickled", "reward_raised"),
     ],
 )
 async def test_whatever_a_reward_does_is_its_own_error(function: Any, says: str, code: str) -> None:
