@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipeline.cli.deployment import settings_of, with_broker
+from pipeline.cli.deployment import borrowed, settings_of
 from pipeline.cli.flower_view import SilentWorkers, note_since, templates_with
 from pipeline.cli.logs import log_to_stderr
 from pipeline.cli.options import Json
@@ -50,7 +50,7 @@ def flower(
     from pipeline.queue.broker import broker_of
     from pipeline.queue.celery_app import make_celery_app
 
-    broker = broker_of(with_broker(settings))
+    broker = broker_of(ctx.with_resource(borrowed(settings, broker=True)))
     if not broker.has_remote_control:
         raise Refused(
             "Flower would show nothing with SQS.",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from pipeline.cli.deployment import engine_of, settings_of, with_database
+from pipeline.cli.deployment import borrowed, engine_of, settings_of
 from pipeline.cli.options import Json
 from pipeline.cli.output import print_json
 
@@ -55,11 +55,12 @@ def check(ctx: typer.Context, as_json: Json = False) -> None:
 
 @contextmanager
 def _engine(ctx: typer.Context) -> Iterator[Engine]:
-    engine = engine_of(with_database(settings_of(ctx)))
-    try:
-        yield engine
-    finally:
-        engine.dispose()
+    with borrowed(settings_of(ctx), database=True) as settings:
+        engine = engine_of(settings)
+        try:
+            yield engine
+        finally:
+            engine.dispose()
 
 
 def _say(current: str | None, head: str, text: str, *, as_json: bool) -> None:

@@ -1,13 +1,16 @@
 """Where a command works: settings, private servers where none are named, an open store.
 
 The composition root of the command line. Without a database or broker URL the private servers of
-the data directory are started on demand; they go on until `rollout down`.
+the data directory are started on demand. Commands that start processes let them stay until
+`rollout down`; all others borrow them, and stop them again if nobody else wants them (ADR 0030).
 """
 
 from __future__ import annotations
 
+import signal
+import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,12 +18,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import typer
 
 from pipeline.cli.options import GlobalFlags
+from pipeline.cli.output import note
 from pipeline.contract.errors import NotFound
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
 
-    from pipeline.embedded import EmbeddedServices
+    from pipeline.embedded import Borrowed, EmbeddedServices
     from pipeline.settings import Settings
 
 E_NO_DATA = "E121"
@@ -86,8 +90,24 @@ def with_database(settings: Settings) -> Settings:
 
 
 @contextmanager
+def borrowed(
+    settings: Settings, *, database: bool = False, broker: bool = False
+) -> Iterator[Settings]:
+    """Yield settings that name the servers; private ones run at least for as long as this block."""
+    services = private_services(settings)
+    with ExitStack() as stack:
+        if database and settings.embedded_database:
+            server = stack.enter_context(services.borrow_postgres())
+            settings = _with_url(settings, "database", _told(server, "PostgreSQL").url)
+        if broker and settings.embedded_broker:
+            server = stack.enter_context(services.borrow_redis())
+            settings = _with_url(settings, "broker", _told(server, "Redis").url)
+        yield settings
+
+
+@contextmanager
 def open_deployment(
-    settings: Settings, *, broker: bool = False, create: bool = False
+    settings: Settings, *, broker: bool = False, create: bool = False, stay: bool = True
 ) -> Iterator[Deployment]:
     """Open the store, migrated: a private one by us, one that is named by its owner.
 
@@ -95,6 +115,7 @@ def open_deployment(
         settings: As `settings_of` returns them.
         broker: Whether a broker is needed too.
         create: Whether a data directory may be made; else an empty one is an error.
+        stay: Whether private servers go on afterwards, until `rollout down`.
 
     Raises:
         ConfigError: The broker's URL is of no known kind.
@@ -109,13 +130,15 @@ def open_deployment(
     is_private = settings.embedded_database
     if is_private and not create:
         _require_data(settings.data_dir)
-    settings = with_database(settings)
-    engine = engine_of(settings)
-    try:
+    with ExitStack() as stack:
+        if stay:
+            settings = with_database(settings)
+        else:
+            settings = stack.enter_context(borrowed(settings, database=True, broker=broker))
+        engine = engine_of(settings)
+        stack.callback(engine.dispose)
         _prepare_schema(engine, is_private=is_private)
         yield Deployment(with_broker(settings) if broker else settings, engine)
-    finally:
-        engine.dispose()
 
 
 def engine_of(settings: Settings) -> Engine:
@@ -132,9 +155,18 @@ def engine_of(settings: Settings) -> Engine:
 
 @contextmanager
 def opened(ctx: typer.Context, **options: Any) -> Iterator[Deployment]:
-    """Open the deployment of this call; options are those of `open_deployment`."""
-    with open_deployment(settings_of(ctx), **options) as deployment:
+    """Open the deployment for this call alone; options are those of `open_deployment`."""
+    with open_deployment(settings_of(ctx), stay=False, **options) as deployment:
         yield deployment
+
+
+def _told(server: Borrowed, title: str) -> Borrowed:
+    """Say that a server runs for this command only, and let no ordinary signal keep it running."""
+    if server.is_temporary:
+        note(f"The private {title} server runs for this command only: `rollout up` keeps it.")
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
+    return server
 
 
 def _prepare_schema(engine: Engine, *, is_private: bool) -> None:

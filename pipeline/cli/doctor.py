@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 import typer
 
-from pipeline.cli.deployment import engine_of, private_services, settings_of, with_database
+from pipeline.cli.deployment import borrowed, engine_of, private_services, settings_of
 from pipeline.cli.endpoint import probe
 from pipeline.cli.options import Json
 from pipeline.cli.output import print_json, print_table
@@ -123,13 +123,18 @@ def _packages() -> Check:
 
 def _database(settings: Settings) -> Check:
     from pipeline.embedded.postgres_programs import installations
-    from pipeline.store import schema
 
     if settings.embedded_database:
         state = _private_state(settings, "postgres", installations)
         if state.status != "ok" or "runs" not in state.detail:
             return state
-        settings = with_database(settings)
+    with borrowed(settings, database=True) as settings:
+        return _schema_and_clock(settings)
+
+
+def _schema_and_clock(settings: Settings) -> Check:
+    from pipeline.store import schema
+
     quick = settings.database.model_copy(update={"connect_timeout_s": _PROBE_S})
     engine = engine_of(settings.model_copy(update={"database": quick}))
     try:

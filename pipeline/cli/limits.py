@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from pipeline.cli.deployment import settings_of, with_broker
+from pipeline.cli.deployment import borrowed, settings_of
 from pipeline.cli.options import Json
 from pipeline.cli.output import print_json, print_table
 
@@ -80,7 +80,7 @@ def _with_store(ctx: typer.Context, work: Callable[[LimitStore], Awaitable[T]]) 
     from pipeline.contract.errors import ConfigError
     from pipeline.limits.store import LimitStore
 
-    settings = with_broker(settings_of(ctx))
+    settings = ctx.with_resource(borrowed(settings_of(ctx), broker=True))
     url = settings.limits_redis_url
     if url is None:
         raise ConfigError(

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipeline.cli.children import Child, Children
-from pipeline.cli.deployment import engine_of, open_deployment, private_services, settings_of
+from pipeline.cli.deployment import (
+    borrowed,
+    engine_of,
+    open_deployment,
+    private_services,
+    settings_of,
+)
 from pipeline.cli.local_processes import WORKER, LocalProcesses
 from pipeline.cli.options import DryRun, Json, WorkerOptions, Yes, takes
 from pipeline.cli.output import confirm, note, print_json, print_table
@@ -159,17 +165,15 @@ def _seen(settings: Settings) -> list[Process]:
         server = next(s for s in private_services(settings).status() if s.name == "postgres")
         if not server.running:
             return []
-        from pipeline.cli.deployment import with_database
-
-        settings = with_database(settings)
-    engine = engine_of(settings)
-    try:
-        return transact(engine, list_processes)
-    except PipelineError as error:
-        note(f"The store was not asked: {error}")
-        return []
-    finally:
-        engine.dispose()
+    with borrowed(settings, database=True) as settings:
+        engine = engine_of(settings)
+        try:
+            return transact(engine, list_processes)
+        except PipelineError as error:
+            note(f"The store was not asked: {error}")
+            return []
+        finally:
+            engine.dispose()
 
 
 def _child(child: Child) -> dict[str, Any]:

@@ -6,6 +6,6 @@ business. Must not: be needed by anyone who has servers (URLs are all the rest o
 
 from __future__ import annotations
 
-from pipeline.embedded.services import EmbeddedServices, ServiceStatus
+from pipeline.embedded.services import Borrowed, EmbeddedServices, ServiceStatus
 
-__all__ = ["EmbeddedServices", "ServiceStatus"]
+__all__ = ["Borrowed", "EmbeddedServices", "ServiceStatus"]

@@ -1,8 +1,10 @@
 """The private servers of one data directory, shared by every process that works with it.
 
-Entry points start what they need; a lock file makes the first one do the work. The servers
-outlive their starter and stop with `down`. Must not: keep anything in memory that another process
-would miss.
+Entry points start what they need; a lock file makes the first one do the work. A server that was
+started outlives its starter and stops with `down`. One that was only borrowed stops with the last
+borrower (ADR 0030): the file `NAME.borrowed` says that nobody asked for it to stay, and each
+borrower holds a shared lock on it. Must not: keep anything in memory that another process would
+miss.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -37,6 +39,13 @@ class ServiceStatus(NamedTuple):
     log: Path
 
 
+class Borrowed(NamedTuple):
+    """A server in use: its URL, and whether it runs only for as long as it is borrowed."""
+
+    url: str
+    is_temporary: bool
+
+
 class EmbeddedServices:
     """PostgreSQL and Redis under one data directory, on unix sockets, for this user only.
 
@@ -55,24 +64,39 @@ class EmbeddedServices:
         self._places = Places(self._data_dir, durable=durable)
 
     def start_postgres(self) -> str:
-        """Start PostgreSQL unless it runs; return its SQLAlchemy URL, database included."""
+        """Start PostgreSQL unless it runs; it stays. Return its SQLAlchemy URL."""
         with self._locked():
-            place = self._places.prepare(
-                "postgres", socket_name=postgres_server.SOCKET_NAME, not_as_root=True
-            )
-            server = PostgresServer(place, durable=self._durable)
-            server.start(self._timeout_s)
-        return server.url
+            self._note_of("postgres").unlink(missing_ok=True)
+            return self._start_postgres().url
 
     def start_redis(self) -> str:
-        """Start Redis unless it runs; return its URL as a Celery broker."""
+        """Start Redis unless it runs; it stays. Return its URL as a Celery broker."""
         with self._locked():
-            place = self._places.prepare(
-                "redis", socket_name=redis_server.SOCKET_NAME, not_as_root=False
-            )
-            server = RedisServer(place, durable=self._durable)
-            server.start(self._timeout_s)
-        return server.url
+            self._note_of("redis").unlink(missing_ok=True)
+            return self._start_redis().url
+
+    @contextmanager
+    def borrow_postgres(self) -> Iterator[Borrowed]:
+        """Use PostgreSQL inside the block; the last to do so stops it, unless it is to stay."""
+        with self._borrowed("postgres", self._start_postgres) as borrowed:
+            yield borrowed
+
+    @contextmanager
+    def borrow_redis(self) -> Iterator[Borrowed]:
+        """Use Redis inside the block; the last to do so stops it, unless it is to stay."""
+        with self._borrowed("redis", self._start_redis) as borrowed:
+            yield borrowed
+
+    def find_postgres(self) -> str | None:
+        """Return the URL of PostgreSQL if it runs, and let it stay; start nothing."""
+        if not self._data_dir.exists():
+            return None
+        with self._locked():
+            server = PostgresServer(self._places.find("postgres"), durable=self._durable)
+            if server.running_pid() is None:
+                return None
+            self._note_of("postgres").unlink(missing_ok=True)
+            return server.url
 
     @property
     def redis_client_url(self) -> str:
@@ -88,6 +112,8 @@ class EmbeddedServices:
         if not self._data_dir.exists():
             return []
         with self._locked():
+            for server in self._servers():
+                self._note_of(server.name).unlink(missing_ok=True)
             return [server.name for server in self._servers() if server.stop()]
 
     def remove(self) -> None:
@@ -96,6 +122,63 @@ class EmbeddedServices:
         if self._data_dir.exists():
             with self._locked():
                 self._places.forget(*(server.name for server in self._servers()))
+
+    def _start_postgres(self) -> Server:
+        place = self._places.prepare(
+            "postgres", socket_name=postgres_server.SOCKET_NAME, not_as_root=True
+        )
+        return self._started(PostgresServer(place, durable=self._durable))
+
+    def _start_redis(self) -> Server:
+        place = self._places.prepare(
+            "redis", socket_name=redis_server.SOCKET_NAME, not_as_root=False
+        )
+        return self._started(RedisServer(place, durable=self._durable))
+
+    def _started(self, server: Server) -> Server:
+        server.start(self._timeout_s)
+        return server
+
+    @contextmanager
+    def _borrowed(self, name: str, start: Callable[[], Server]) -> Iterator[Borrowed]:
+        with self._locked():
+            ran = any(server.name == name and server.running_pid() for server in self._servers())
+            server = start()
+            hold = self._hold(name, make=not ran)
+        try:
+            yield Borrowed(server.url, is_temporary=hold is not None)
+        finally:
+            if hold is not None:
+                with self._locked():
+                    if self._is_last(name, hold):
+                        server.stop()
+                        self._note_of(name).unlink()
+                os.close(hold)
+
+    def _hold(self, name: str, *, make: bool) -> int | None:
+        """Take part in borrowing; None for a server that is to stay anyway.
+
+        A note that a killed borrower left is taken over: its server stops with us.
+        """
+        try:
+            hold = os.open(self._note_of(name), os.O_RDWR | (os.O_CREAT if make else 0), 0o600)
+        except FileNotFoundError:
+            return None
+        fcntl.flock(hold, fcntl.LOCK_SH)
+        return hold
+
+    def _is_last(self, name: str, hold: int) -> bool:
+        """Say whether the server is still only borrowed, and by nobody else."""
+        try:
+            if not os.path.samestat(os.fstat(hold), self._note_of(name).stat()):
+                return False
+            fcntl.flock(hold, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (FileNotFoundError, BlockingIOError):
+            return False
+        return True
+
+    def _note_of(self, name: str) -> Path:
+        return self._data_dir / f"{name}.borrowed"
 
     def _servers(self) -> tuple[Server, ...]:
         return (
