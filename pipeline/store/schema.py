@@ -1,7 +1,7 @@
 """Schema revisions: upgrade, current, and the check that every process makes at start.
 
-Used by `rollout db`, `rollout up` and the entry points. The migrations lie in the package
-`migrations`, so an installed wheel can migrate.
+Used by `rollout db`, `rollout up` and the entry points. The migrations are files that Alembic
+loads by path: in the repository a link leads to its folder `migrations`, in a wheel they are data.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import OperationalError
 
-import migrations
 from pipeline.contract.errors import SchemaOutdated
 from pipeline.store.engine import unavailable
+
+MIGRATIONS = Path(__file__).with_name("migrations")
 
 #: Any number of processes may try to upgrade at once; one does it.
 _UPGRADE_LOCK = 0x726F6C6C
@@ -78,6 +79,6 @@ def _current(connection: Connection) -> str | None:
 
 def _config(connection: Connection | None) -> Config:
     config = Config()
-    config.set_main_option("script_location", str(Path(migrations.__file__).parent))
+    config.set_main_option("script_location", str(MIGRATIONS))
     config.attributes["connection"] = connection
     return config

@@ -42,7 +42,7 @@ LAYERS = {
     "service loop": Layer(("pipeline.service",), ("contract",)),
     "package roots": Layer(("pipeline", "workers", "producers")),
     # Adapters: each knows one outside system, and none knows another.
-    "store": Layer(("pipeline.store",), ("contract", "settings", "retry", "migrations")),
+    "store": Layer(("pipeline.store",), ("contract", "settings", "retry")),
     "migrations": Layer(("migrations",), ("store",)),
     "queue": Layer(("pipeline.queue",), ("contract", "settings")),
     "limits": Layer(("pipeline.limits",), ("contract", "settings")),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 from alembic import command
@@ -11,11 +10,11 @@ from alembic.config import Config
 from fixtures.stored_run import StoredRun, payload
 from sqlalchemy import Engine
 
-import migrations
 from pipeline.contract.errors import ErrorClass
 from pipeline.store.accounting import check_accounting
 from pipeline.store.engine import transact
 from pipeline.store.prompts import PromptSource, add_prompts, seal_run
+from pipeline.store.schema import MIGRATIONS
 from pipeline.store.status import RunStatus, run_status
 
 
@@ -85,7 +84,7 @@ def test_an_older_store_with_a_run_in_flight_is_counted_and_goes_on(engine: Engi
     story.record(*(story.succeeded(a, r) for a, r in zip(claimed[:3], rewards[:3], strict=True)))
     before = status_of(story)
     config = Config()
-    config.set_main_option("script_location", str(Path(migrations.__file__).parent))
+    config.set_main_option("script_location", str(MIGRATIONS))
     with engine.connect() as connection:
         config.attributes["connection"] = connection
         command.downgrade(config, "0006-1")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from fixtures.brokers import BrokerPlace
 from fixtures.stored_run import StoredRun
 from sqlalchemy import Connection, Engine, text
 
-import migrations
 from pipeline.contract.errors import ErrorClass
 from pipeline.contract.rollout import RolloutState
 from pipeline.queue.broker import broker_of
@@ -25,6 +23,7 @@ from pipeline.store.engine import transact
 from pipeline.store.inspection import errors_by_class, errors_by_worker
 from pipeline.store.operations import begin_cancel, cancel_rollouts, retry_rollouts
 from pipeline.store.rollout_filter import RolloutFilter
+from pipeline.store.schema import MIGRATIONS
 from pipeline.store.status import run_status
 from pipeline.store.tallies import fold_tallies
 
@@ -212,7 +211,7 @@ def test_an_upgrade_counts_what_an_older_store_holds(story: StoredRun):
     story.record(story.succeeded(first, 0.4), story.failed(second, ErrorClass.CONTRACT))
     before = figures(story)
     config = Config()
-    config.set_main_option("script_location", str(Path(migrations.__file__).parent))
+    config.set_main_option("script_location", str(MIGRATIONS))
     with story.engine.connect() as connection:
         config.attributes["connection"] = connection
         command.downgrade(config, "0002")
