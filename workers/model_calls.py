@@ -100,6 +100,7 @@ class ModelCalls:
             ModelCall(
                 sequence=len(self.calls),
                 model=response.model,
+                endpoint=response.metadata.get("endpoint"),
                 finish_reason=response.finish_reason,
                 prompt_tokens=response.prompt_tokens,
                 completion_tokens=response.completion_tokens,

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import orjson
 
+from pipeline.contract.base_urls import same_endpoint, urls_of
 from pipeline.contract.errors import ConfigError, ModelBadRequest
 from pipeline.contract.messages import RolloutRequest
 from pipeline.contract.rollout import label_of
@@ -24,11 +25,15 @@ from workers.attempt import Attempt
 from workers.core.base_agent import BaseAgent
 from workers.core.registry import get_agent_class
 from workers.core.tool_registry import get_global_tool_registry
-from workers.endpoints import allowed_endpoint, same_endpoint
+from workers.endpoints import allowed_endpoints
 from workers.in_flight import InFlight
 from workers.llm.call_limits import CallLease, CallLimiter
+from workers.llm.replicas import Replicas, ReplicatedClient
 from workers.model_calls import ModelCalls, ModelClient
 from workers.wall_clock import off_the_clock
+
+if TYPE_CHECKING:
+    from workers.llm.chat_client import ChatClient
 
 #: Distinct agent configurations kept ready; a worker serves few runs at a time.
 _MAX_AGENTS = 64
@@ -80,6 +85,7 @@ class Runtime:
         self._make_client = make_client or _make_client
         self._limits = limits
         self._agents: dict[bytes, BaseAgent] = {}
+        self._replicas = Replicas()
         self._clients: dict[tuple[str, str, str, float], ModelClient] = {}
 
     def agent_for(self, request: RolloutRequest) -> BaseAgent:
@@ -114,7 +120,7 @@ class Runtime:
         """
         request, llm = attempt.request, self.settings.llm
         model = request.model or llm.model or "default"
-        client = self._client(allowed_endpoint(request.base_url, self.settings), model, request)
+        client = self._client_of(allowed_endpoints(request.base_url, self.settings), model, request)
         overrides = dict(request.sampling)
         if "seed" in overrides:
             # Rollouts of a group must differ, and be the same when they are run again.
@@ -134,6 +140,13 @@ class Runtime:
             overrides=overrides,
             on_call=note_call,
         )
+
+    def _client_of(self, urls: tuple[str, ...], model: str, request: RolloutRequest) -> ModelClient:
+        clients = {url: self._client(url, model, request) for url in urls}
+        if len(clients) == 1:
+            return clients[urls[0]]
+        # One for each attempt: its calls stay together as long as they may.
+        return ReplicatedClient(self._replicas, cast("dict[str, ChatClient]", clients))
 
     def _client(self, base_url: str, model: str, request: RolloutRequest) -> ModelClient:
         # A client is a cheap handle on connections that all handles share; its limiter is a run's.
@@ -174,7 +187,7 @@ def _make_client(base_url: str, llm: LlmSettings, limiter: CallLimiter | None) -
     from workers.llm.providers import make_client
 
     key = None
-    if same_endpoint(base_url, llm.base_url):
+    if any(same_endpoint(base_url, own) for own in urls_of(llm.base_url)):
         key = llm.api_key
     elif same_endpoint(base_url, llm.anthropic_base_url):
         key = llm.anthropic_api_key

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pipeline.contract.errors import SCORED_BY_DEFAULT, ErrorClass, MalformedMessage
 from pipeline.contract.rollout import LABEL_PATTERN, StopReason
-from pipeline.contract.run import AttemptLimits
+from pipeline.contract.run import AttemptLimits, BaseUrl
 
 SCHEMA = 1
 
@@ -54,7 +54,7 @@ class RolloutRequest(_Message):
     reward: str | None = None
     reward_config: dict[str, Any] = {}
     model: str | None = None
-    base_url: str | None = None
+    base_url: BaseUrl = None
     sampling: dict[str, Any] = {}
     limits: AttemptLimits = AttemptLimits()
     scored: tuple[ErrorClass, ...] = SCORED_BY_DEFAULT
@@ -188,7 +188,7 @@ class RefusedMessage(BaseModel):
 
 
 class Heartbeat(_Message):
-    """What a worker holds; one message for all its attempts."""
+    """What a worker holds, and what it takes; one message for all its attempts."""
 
     worker_id: str
     sequence: int
@@ -197,6 +197,10 @@ class Heartbeat(_Message):
     loop_lag_ms: float = 0.0
     stopping: bool = False
     refused: tuple[RefusedMessage, ...] = ()
+    queues: tuple[str, ...] = ()
+    base_urls: tuple[str, ...] = Field(
+        default=(), description="Endpoints it may call besides those on loopback."
+    )
 
 
 M = TypeVar("M", bound=_Message)

@@ -10,11 +10,12 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
+from pipeline.contract.base_urls import base_url_of, urls_of
 from pipeline.contract.errors import SCORED_BY_DEFAULT, Action, ErrorClass
 from pipeline.contract.rollout import RunPurpose
 
@@ -35,6 +36,10 @@ _OVERRIDABLE = frozenset({Action.RETRY, Action.RETRY_FREE, Action.FAIL, Action.S
 _SCORABLE = frozenset(SCORED_BY_DEFAULT)
 #: Agents that leave a verdict of their own: that of the task's tests.
 _JUDGED_BY_THEMSELVES = frozenset({"coding", "swe"})
+
+
+#: One base URL, or several of replicas that serve the same model: a list, or `a,b`.
+BaseUrl = Annotated[str | tuple[str, ...] | None, BeforeValidator(base_url_of)]
 
 
 def _default_reward(given: dict[str, Any]) -> str | None:
@@ -77,7 +82,11 @@ class RunConfig(BaseModel):
     )
     reward_config: dict[str, Any] = {}
     model: str | None = Field(default=None, description="Model name; None: the worker's default.")
-    base_url: str | None = Field(default=None, description="Endpoint; workers must allow it.")
+    base_url: BaseUrl = Field(
+        default=None,
+        description="Endpoint, or a list of replicas that serve the same model; workers must "
+        "allow it. None: the worker's own.",
+    )
     sampling: dict[str, Any] = Field(
         default={}, description="Sampling parameters sent with each call."
     )
@@ -151,8 +160,8 @@ class RunConfig(BaseModel):
 
     @field_validator("base_url")
     @classmethod
-    def _check_base_url(cls, value: str | None) -> str | None:
-        if value is not None and "@" in urlsplit(value).netloc:
+    def _check_base_url(cls, value: str | tuple[str, ...] | None) -> Any:
+        if any("@" in urlsplit(url).netloc for url in urls_of(value)):
             # Configurations are stored and shown, and travel in every request.
             raise ValueError("a base URL carries no credentials: keys are the worker's own")
         return value
@@ -192,6 +201,24 @@ class RunConfig(BaseModel):
         # Sorted: a configuration that comes out of the store has its keys in another order.
         asked = json.dumps(self.model_dump(mode="json"), sort_keys=True)
         return hashlib.sha256(asked.encode()).hexdigest()[:16]
+
+
+class RunOrigin(BaseModel):
+    """Where a run came from, as its first call knew it; decides nothing."""
+
+    model_config = ConfigDict(frozen=True)
+
+    dataset: str | None = Field(default=None, description="Path or name of the dataset.")
+    plugins: tuple[str, ...] = Field(default=(), description="Plug-ins of its own workers.")
+    version: str | None = Field(default=None, description="Version of this package.")
+    commit: str | None = Field(
+        default=None, description="Git commit of the folder it was begun in."
+    )
+
+    @classmethod
+    def stored(cls, data: Mapping[str, Any]) -> RunOrigin:
+        """Read an origin from the store; what this version no longer knows is left out."""
+        return cls.model_validate({key: data[key] for key in cls.model_fields if key in data})
 
 
 def own_queue_of(slug: str) -> str:

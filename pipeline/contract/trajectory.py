@@ -27,6 +27,7 @@ class ModelCall(BaseModel):
 
     sequence: int
     model: str | None = None
+    endpoint: str | None = None  #: base URL that answered
     finish_reason: str | None = None
     prompt_tokens: int | None = None
     completion_tokens: int | None = None

@@ -12,6 +12,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 from pydantic_settings import NoDecode
 
+from pipeline.contract.run import BaseUrl
+
 
 def _split(value: Any) -> Any:
     if not isinstance(value, str):
@@ -149,7 +151,10 @@ class PayloadSettings(_Section):
 class LlmSettings(_Section):
     """The model endpoint workers use where a run names none."""
 
-    base_url: str | None = Field(default=None, description="OpenAI-compatible endpoint.")
+    base_url: Annotated[BaseUrl, NoDecode] = Field(
+        default=None,
+        description="OpenAI-compatible endpoint, or several that serve the same model.",
+    )
     api_key: SecretStr | None = Field(default=None, description="Its key.")
     anthropic_base_url: str | None = Field(default=None, description="Anthropic endpoint.")
     anthropic_api_key: SecretStr | None = Field(default=None, description="Its key.")

@@ -60,6 +60,25 @@ def test_a_key_goes_to_the_endpoint_it_was_configured_for_and_no_other(settings,
     assert client.api_key == key
 
 
+def test_replicas_are_each_called_with_the_key_they_were_configured_with(settings):
+    client = client_for(settings, base_url=[OWN, ALLOWED])
+    assert {url: each.api_key for url, each in client.clients.items()} == {
+        OWN: "sk-own",
+        ALLOWED: "",
+    }
+
+
+def test_one_replica_that_may_not_be_called_is_enough_to_refuse_them_all(settings):
+    with pytest.raises(ModelBadRequest, match=r"may not call https://evil\.example/v1"):
+        client_for(settings, base_url=f"{OWN},https://evil.example/v1")
+
+
+def test_all_endpoints_of_the_settings_are_the_workers_own(settings):
+    llm = settings.llm.model_copy(update={"base_url": (OWN, ALLOWED)})
+    client = client_for(settings.model_copy(update={"llm": llm}), base_url=None)
+    assert [each.api_key for each in client.clients.values()] == ["sk-own", "sk-own"]
+
+
 @pytest.mark.parametrize(
     "base_url",
     [

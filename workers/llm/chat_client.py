@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 
+from pipeline.contract.base_urls import without_credentials
 from pipeline.contract.errors import ConfigError, ModelError, ModelTransportError
 from workers.core.model_response import ModelResponse
 from workers.llm.call_errors import HttpAnswer, malformed
@@ -33,6 +34,39 @@ KEEPALIVE_S = 4.5
 CAPTURE_FIELDS: Mapping[str, Any] = MappingProxyType({"logprobs": True, "return_token_ids": True})
 #: Assumed for the limiter when a call does not bound its answer.
 DEFAULT_COMPLETION_TOKENS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedCall:
+    """One call, ready to be sent any number of times."""
+
+    client: ChatClient
+    body: bytes
+    sampling: Mapping[str, Any]
+    estimated_tokens: int
+
+    async def send(self) -> ModelResponse:
+        """Send it once.
+
+        Raises:
+            ModelError: As `ChatClient.generate`, without a retry.
+        """
+        return await self.client.try_once(self.body)
+
+    def response_of(self, outcome: CallOutcome) -> ModelResponse:
+        """Return the answer with what it took to get it."""
+        metadata: dict[str, Any] = {
+            **outcome.response.metadata,
+            "sampling": dict(self.sampling),
+            "endpoint": self.client.endpoint,
+        }
+        if outcome.retries:
+            metadata["retries"] = outcome.retries
+            metadata["waited_s"] = round(outcome.waited_s, 3)
+        if outcome.rate_limit_wait_s > 0.001:
+            metadata["rate_limit_wait_s"] = round(outcome.rate_limit_wait_s, 3)
+        latency_ms = round(outcome.latency_ms, 3)
+        return replace(outcome.response, latency_ms=latency_ms, metadata=metadata)
 
 
 class ChatClient(ABC):
@@ -79,7 +113,8 @@ class ChatClient(ABC):
         self.timeout_s = timeout_s
         self.limiter = limiter
         self.max_answer_bytes = max_answer_bytes
-        self._retries = call_retries or CallRetries(retries or CallRetryPolicy())
+        self.retries = call_retries or CallRetries(retries or CallRetryPolicy())
+        self.endpoint = without_credentials(self.base_url)
         self._capture = dict(capture_fields) if capture_tokens else {}
         self._max_tokens_field = max_tokens_field
         self._sampling = dict(sampling or {})
@@ -106,7 +141,7 @@ class ChatClient(ABC):
 
         `sampling` goes into the request under its own names (`top_p`, `stop`, `seed`,
         `tool_choice`, …); None means "not sent". The answer's metadata holds `sampling` as sent,
-        `retries`, `waited_s` and `rate_limit_wait_s`.
+        `endpoint`, `retries`, `waited_s` and `rate_limit_wait_s`.
 
         Raises:
             ModelRateLimit: Still 429 when the retries ended.
@@ -114,6 +149,22 @@ class ChatClient(ABC):
             ContextOverflow: The prompt does not fit.
             ModelBadRequest: Refused, or the answer is no completion.
         """
+        call = self.prepare(messages, max_tokens, temperature, tools=tools, model=model, **sampling)
+        outcome = await self.retries.run(
+            call.send, limiter=self.limiter, estimated_tokens=call.estimated_tokens
+        )
+        return call.response_of(outcome)
+
+    def prepare(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        model: str | None = None,
+        **sampling: Any,
+    ) -> PreparedCall:
+        """Return the request that `generate` sends, for a caller that sends it itself."""
         if sampling.get("stream") or (sampling.get("n") or 1) != 1:
             raise ValueError("generate asks for one whole answer: stream and n > 1 cannot be set")
         sent = {**self._sampling, **sampling}
@@ -124,13 +175,8 @@ class ChatClient(ABC):
         sent = {name: value for name, value in sent.items() if value is not None}
         body = dump_json(self._request(messages, model or self.model, tools, sent))
         answer_tokens = sent.get("max_tokens") or DEFAULT_COMPLETION_TOKENS
-        outcome = await self._retries.run(
-            lambda: self._try(body),
-            limiter=self.limiter,
-            # Four bytes a token is near enough: the limiter settles the difference.
-            estimated_tokens=len(body) // 4 + int(answer_tokens),
-        )
-        return _with_outcome(outcome, sent)
+        # Four bytes a token is near enough: the limiter settles the difference.
+        return PreparedCall(self, body, sent, len(body) // 4 + int(answer_tokens))
 
     async def __call__(
         self, messages: Sequence[Mapping[str, Any]], **options: Any
@@ -185,7 +231,12 @@ class ChatClient(ABC):
     def _read(self, answer: HttpAnswer) -> ModelResponse:
         return read_completion(answer, self._url)
 
-    async def _try(self, body: bytes) -> ModelResponse:
+    async def try_once(self, body: bytes) -> ModelResponse:
+        """Send a prepared body and read the answer; no limit is asked and nothing is retried.
+
+        Raises:
+            ModelError: As `generate`.
+        """
         try:
             async with asyncio.timeout(self.timeout_s):
                 answer = await self._post(body)
@@ -227,16 +278,6 @@ def check_answer_head(headers: Mapping[str, str], *, url: str, limit_bytes: int)
 def answer_too_long(url: str, limit_bytes: int) -> ModelError:
     """Make the error for an answer beyond the limit."""
     return malformed(f"{url} answered more than {limit_bytes / 2**20:g} MiB; reading stopped.")
-
-
-def _with_outcome(outcome: CallOutcome, sampling: Mapping[str, Any]) -> ModelResponse:
-    metadata: dict[str, Any] = {**outcome.response.metadata, "sampling": dict(sampling)}
-    if outcome.retries:
-        metadata["retries"] = outcome.retries
-        metadata["waited_s"] = round(outcome.waited_s, 3)
-    if outcome.rate_limit_wait_s > 0.001:
-        metadata["rate_limit_wait_s"] = round(outcome.rate_limit_wait_s, 3)
-    return replace(outcome.response, latency_ms=round(outcome.latency_ms, 3), metadata=metadata)
 
 
 def _checked_base_url(base_url: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,10 +76,10 @@ def http_answer(body: Any, status: int = 200, **headers: str) -> bytes:
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + data
 
 
-@pytest.fixture
-async def endpoint() -> AsyncIterator[Endpoint]:
+@asynccontextmanager
+async def _served(port: int = 0) -> AsyncIterator[Endpoint]:
     endpoint = Endpoint()
-    server = await asyncio.start_server(endpoint.serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(endpoint.serve, "127.0.0.1", port)
     endpoint.base_url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
     yield endpoint
     await close_connections()
@@ -87,6 +88,18 @@ async def endpoint() -> AsyncIterator[Endpoint]:
         task.cancel()
     await asyncio.gather(*endpoint.tasks, return_exceptions=True)
     await server.wait_closed()
+
+
+@pytest.fixture
+async def endpoint() -> AsyncIterator[Endpoint]:
+    async with _served() as endpoint:
+        yield endpoint
+
+
+@pytest.fixture
+def serve() -> Callable[..., Any]:
+    """Serve further endpoints, each in a context of its own: its end is the server's end."""
+    return _served
 
 
 @dataclass

@@ -38,6 +38,7 @@ async def test_an_answer_is_read_with_its_usage_and_finish_reason(
     assert response.metadata == {
         "request_id": "req-1",
         "sampling": {"max_tokens": 20, "temperature": 0.3, "seed": 5},
+        "endpoint": endpoint.base_url,
     }
     assert response.prompt_token_ids is response.completion_token_ids is response.logprobs is None
 

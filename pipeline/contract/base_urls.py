@@ -1,0 +1,87 @@
+"""Base URLs of model endpoints: one or several, compared, and which of them a worker may call.
+
+Used by runs, settings, workers and the command line, so that all of them judge a URL alike. Must
+not: hold a key, or look anything up in the network.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any
+from urllib.parse import urlsplit
+
+#: Characters before which parsers of URLs disagree about the host.
+_READ_DIFFERENTLY = re.compile(r"[\s\\@]")
+
+
+def base_url_of(value: Any) -> Any:
+    """Return what may be one base URL or several, as it is kept: a string, a tuple, or None.
+
+    Several are a list, or `a,b`, or JSON; each is kept once, in its order.
+    """
+    if isinstance(value, str):
+        text = value.strip()
+        value = json.loads(text) if text.startswith("[") else text.split(",")
+    if not isinstance(value, list | tuple):
+        return value
+    urls = tuple(dict.fromkeys(url.strip() if isinstance(url, str) else url for url in value))
+    urls = tuple(url for url in urls if url != "")
+    return urls if len(urls) > 1 else urls[0] if urls else None
+
+
+def urls_of(base_url: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    """Return the URLs of what `base_url_of` gave; none for None."""
+    if base_url is None:
+        return ()
+    return (base_url,) if isinstance(base_url, str) else base_url
+
+
+def same_endpoint(left: str, right: str | None) -> bool:
+    """Say whether two base URLs are the same place.
+
+    Raises:
+        ValueError: One of them cannot be read.
+    """
+    return right is not None and _place_of(left) == _place_of(right)
+
+
+def may_call(url: str, known: Iterable[str]) -> bool:
+    """Say whether a worker with these known endpoints may call a URL; loopback always may be.
+
+    Raises:
+        ValueError: The URL cannot be read.
+    """
+    return is_loopback(url) or any(same_endpoint(url, one) for one in known)
+
+
+def without_credentials(url: str) -> str:
+    """Return a URL without the user and password that it may carry.
+
+    Raises:
+        ValueError: It cannot be read.
+    """
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+
+
+@lru_cache(maxsize=64)
+def is_loopback(url: str) -> bool:
+    """Say whether a URL names this machine, for every parser of URLs."""
+    if _READ_DIFFERENTLY.search(url):
+        return False
+    host = urlsplit(url).hostname or ""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _place_of(url: str) -> tuple[str, str, str]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.netloc.lower(), parts.path.rstrip("/")
