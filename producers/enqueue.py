@@ -15,7 +15,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine
 
 from pipeline.contract.errors import InputError
-from pipeline.contract.run import RunConfig, check_slug
+from pipeline.contract.run import RunConfig, RunOrigin, check_slug
 from pipeline.store.engine import transact
 from pipeline.store.prompts import PromptSource, add_prompts, count_prompts, seal_run
 from pipeline.store.runs import Run, create_run
@@ -43,6 +43,7 @@ def enqueue(
     config: RunConfig,
     source: PromptSource,
     prompts: Iterable[Prompt],
+    origin: RunOrigin | None = None,
     on_chunk: Callable[[int], None] = lambda _: None,
 ) -> EnqueueReport:
     """Enqueue prompts for rollout; memory stays flat however many there are.
@@ -53,6 +54,7 @@ def enqueue(
         config: What the run asks for.
         source: Dataset, split and epoch, which with the row number make a prompt's identity.
         prompts: Read lazily.
+        origin: Where the run comes from; kept when it is created.
         on_chunk: Told the number of prompts read so far.
 
     Raises:
@@ -68,7 +70,7 @@ def enqueue(
     first = next(chunks, [])
 
     def begin(connection: Connection) -> tuple[Run, int]:
-        created = create_run(connection, run, config)
+        created = create_run(connection, run, config, origin=origin)
         return created, add_prompts(connection, created, source, first)
 
     stored, added = transact(engine, begin)

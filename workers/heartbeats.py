@@ -45,6 +45,8 @@ class Heartbeats(threading.Thread):
         refused: Messages that cannot be taken, to be told to the collector.
         worker_id: This process.
         capacity: Attempts it runs at once.
+        queues: Where it takes requests from.
+        base_urls: Model endpoints it may call besides loopback, without credentials.
         times: How often.
     """
 
@@ -58,6 +60,8 @@ class Heartbeats(threading.Thread):
         refused: RefusedMessages | None = None,
         worker_id: str,
         capacity: int,
+        queues: tuple[str, ...] = (),
+        base_urls: tuple[str, ...] = (),
         times: HeartbeatTimes,
     ) -> None:
         super().__init__(name="heartbeats", daemon=True)
@@ -68,6 +72,8 @@ class Heartbeats(threading.Thread):
         self._refused = refused or RefusedMessages()
         self._worker_id = worker_id
         self._capacity = capacity
+        self._queues = queues
+        self._base_urls = base_urls
         self._times = times
         self._closing = threading.Event()
         self._sequence = 0
@@ -119,6 +125,8 @@ class Heartbeats(threading.Thread):
             loop_lag_ms=round(self._lag_s * 1000, 3),
             stopping=self.stopping or final,
             refused=refused,
+            queues=self._queues,
+            base_urls=self._base_urls,
         )
         try:
             self._publisher.send_heartbeat(beat)

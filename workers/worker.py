@@ -25,6 +25,7 @@ from pipeline.redaction import Redactor, redact_logs
 from pipeline.service import process_id
 from pipeline.settings import Settings
 from workers.acknowledgements import LastAcknowledgements
+from workers.endpoints import announced_endpoints
 from workers.heartbeats import Heartbeats, HeartbeatTimes
 from workers.llm.connections import close_connections
 from workers.loop import LoopThread
@@ -74,6 +75,8 @@ def run_worker(settings: Settings, *, ready: Callable[[str], None] = lambda _: N
         refused=refused,
         worker_id=worker_id,
         capacity=settings.worker.concurrency,
+        queues=settings.worker.queues,
+        base_urls=announced_endpoints(settings),
         times=HeartbeatTimes(settings.lease.heartbeat_s, settings.worker.announce_s),
     )
     app = make_celery_app(broker, queues=settings.worker.queues, lease_s=settings.lease.lease_s)

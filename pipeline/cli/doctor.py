@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import unquote, urlsplit
@@ -19,6 +20,7 @@ from pipeline.cli.deployment import borrowed, engine_of, private_services, setti
 from pipeline.cli.endpoint import probe
 from pipeline.cli.options import Json
 from pipeline.cli.output import print_json, print_table
+from pipeline.contract.base_urls import urls_of
 from pipeline.contract.errors import PipelineError
 
 if TYPE_CHECKING:
@@ -83,10 +85,11 @@ def _checks(ctx: typer.Context) -> Iterator[Check]:
         yield _failed("settings", error)
         return
     yield Check("settings", "ok", f"data directory {settings.data_dir}")
+    urls = urls_of(settings.llm.base_url) or (None,)
     for name, look in (
         ("database", _database),
         ("broker", _broker),
-        ("model endpoint", _endpoint),
+        *(("model endpoint", partial(_endpoint, url=url)) for url in urls),
         ("disk", _disk),
         ("payloads", _payloads),
         ("sandbox", _sandbox),
@@ -192,12 +195,14 @@ def _private_state(settings: Settings, server: str, find: Callable[[], object]) 
     return Check(name, "ok", f"a private {server} will be started when it is needed")
 
 
-def _endpoint(settings: Settings) -> Check:
-    url = settings.llm.base_url
+def _endpoint(settings: Settings, url: str | None) -> Check:
     if url is None:
         remedy = "Set OPENAI_BASE_URL, or give each run --base-url."
         return Check("model endpoint", "warning", "none is named", remedy)
     found = probe(settings, url)
+    if found.right_url:
+        remedy = f"Set OPENAI_BASE_URL={found.right_url}"
+        return Check("model endpoint", "failed", f"{url}: {found.error}", remedy, 3)
     if not found.is_reachable:
         remedy = "Start it, or change OPENAI_BASE_URL."
         return Check("model endpoint", "failed", f"{url}: {found.error}", remedy, 6)

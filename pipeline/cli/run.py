@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipeline.cli.deployment import Deployment, open_deployment, settings_of
-from pipeline.cli.endpoint import endpoint_of, require_endpoint
+from pipeline.cli.endpoint import Endpoints, find_endpoints, worker_environment
 from pipeline.cli.local_processes import LocalProcesses
-from pipeline.cli.local_queue import request_queue, stored_queue
+from pipeline.cli.local_queue import request_queue, require_allowed_endpoint, stored_run
 from pipeline.cli.options import Json, RunName, WorkerOptions, takes
 from pipeline.cli.output import note, print_json
 from pipeline.cli.progress import wait_for_run
@@ -30,6 +30,7 @@ from pipeline.cli.submit import (
     require_source,
     submission_json,
 )
+from pipeline.contract.base_urls import base_url_of, urls_of
 from pipeline.contract.errors import Refused, WaitTimeout
 from pipeline.contract.rollout import RunState
 
@@ -69,17 +70,29 @@ def run(
     code 4 says that the run failed: more than half of its rollouts, or all of the first ones, when
     it is paused. --max-error-rate names another share; 1 allows every failure.
     """
+    from pipeline.cli.known_names import require_known
+
     settings = settings_of(ctx)
-    config = run_config(options, settings.run)
-    environment = _prepare(settings, config, local)
+    asked = run_config(options, settings.run)
+    plugins = local.plugin or settings.worker.plugins
+    require_known(asked, plugins=plugins)
+    named = urls_of(asked.base_url)
+    here = find_endpoints(settings, asked, named=named)
     require_source(options)
     slug = options.run or new_slug(name_and_split(options)[0])
-    if wait and workers:
-        queue = request_queue(settings, config, local, slug=slug)
-        config = config.model_copy(update={"queue": queue})
 
-    def enqueue(deployment: Deployment) -> Run:
-        report, skipped = enqueue_dataset(deployment, options, config, slug=slug)
+    def settle(deployment: Deployment) -> RunConfig:
+        stored = stored_run(deployment, slug)
+        if stored is not None:
+            return _as_stored(settings, asked, stored.config, here)
+        config = asked.model_copy(update={"base_url": base_url_of(here.urls), "model": here.model})
+        if not (wait and workers):
+            return config
+        queue = request_queue(deployment, config, local, slug=slug)
+        return config.model_copy(update={"queue": queue})
+
+    def enqueue(deployment: Deployment, config: RunConfig) -> Run:
+        report, skipped = enqueue_dataset(deployment, options, config, slug=slug, plugins=plugins)
         document = submission_json(report, skipped)
         if not wait and as_json:
             print_json(document)
@@ -93,9 +106,10 @@ def run(
     _run_here(
         settings,
         slug,
+        settle,
         enqueue,
-        queue=config.queue,
-        environment=environment,
+        here=here,
+        named=named,
         local=local,
         workers=workers,
         wait=wait,
@@ -110,7 +124,8 @@ def resume(
     run: RunName = "@last",
     local: WorkerOptions = WorkerOptions(),  # noqa: B008 (replaced by `takes`)
     base_url: Annotated[
-        str | None, typer.Option(metavar="URL", help="Endpoint, where the run names none.")
+        list[str] | None,
+        typer.Option(metavar="URL", help="The run's endpoint from now on; repeat for replicas."),
     ] = None,
     workers: Workers = 1,
     wait: Wait = True,
@@ -121,18 +136,31 @@ def resume(
 
     Processes are started on this machine as `rollout run` does, and the command waits for the end.
     """
+    from pipeline.cli.known_names import require_known
+    from pipeline.store.runs import move_run
+
     settings = settings_of(ctx)
     with open_deployment(settings) as deployment:
         found = _resumable(deployment, run)
+    named = tuple(base_url or ())
     config = found.config
-    if config.base_url is None and base_url is not None:
-        config = config.model_copy(update={"base_url": base_url})
+    if named:
+        config = config.model_copy(update={"base_url": base_url_of(named)})
+    require_known(config, plugins=local.plugin or settings.worker.plugins)
+    here = find_endpoints(settings, config, named=named)
+
+    def settle(deployment: Deployment) -> RunConfig:
+        if config != found.config:
+            deployment.transact(lambda connection: move_run(connection, found, config))
+        return config
+
     _run_here(
         settings,
         found.slug,
-        lambda _: found,
-        queue=config.queue,
-        environment=_prepare(settings, config, local),
+        settle,
+        lambda *_: found,
+        here=here,
+        named=named,
         local=local,
         workers=workers,
         wait=wait,
@@ -141,23 +169,20 @@ def resume(
     )
 
 
-def _prepare(settings: Settings, config: RunConfig, local: WorkerOptions) -> dict[str, str]:
-    """Check what can be checked before anything is started; return what workers are told."""
-    from pipeline.cli.known_names import require_known
+def _as_stored(
+    settings: Settings, asked: RunConfig, stored: RunConfig, here: Endpoints
+) -> RunConfig:
+    """Fill in what this call leaves open from what the run's first call settled."""
+    from pipeline.contract.run import DEFAULT_REQUEST_QUEUE
 
-    require_known(config, plugins=local.plugin or settings.worker.plugins)
-    base_url = endpoint_of(settings, config.base_url)
-    found = require_endpoint(settings, base_url)
-    told: dict[str, str] = {}
-    if settings.llm.base_url in (None, base_url):
-        told["ROLLOUT_LLM__BASE_URL"] = base_url
-    else:
-        # The key in the settings belongs to their own endpoint; this one is called without.
-        allowed = [*settings.worker.allowed_base_urls, base_url]
-        told["ROLLOUT_WORKER__ALLOWED_BASE_URLS"] = json.dumps(allowed)
-    if config.model is None and settings.llm.model is None and len(found.models) == 1:
-        told["ROLLOUT_LLM__MODEL"] = found.models[0]
-    return told
+    fields = ("base_url", "model")
+    settled = {name: getattr(stored, name) for name in fields if getattr(asked, name) is None}
+    if asked.queue == DEFAULT_REQUEST_QUEUE:
+        settled["queue"] = stored.queue
+    config = asked.model_copy(update=settled)
+    if not set(urls_of(config.base_url)) <= set(here.urls):
+        find_endpoints(settings, config, named=here.urls)
+    return config
 
 
 def _resumable(deployment: Deployment, name: str) -> Run:
@@ -178,27 +203,45 @@ def _resumable(deployment: Deployment, name: str) -> Run:
 def _run_here(
     settings: Settings,
     slug: str,
-    begin: Callable[[Deployment], Run],
+    settle: Callable[[Deployment], RunConfig],
+    begin: Callable[[Deployment, RunConfig], Run],
     *,
-    queue: str,
-    environment: dict[str, str],
+    here: Endpoints,
+    named: tuple[str, ...],
     local: WorkerOptions,
     workers: int,
     wait: bool,
     wait_timeout_s: float | None,
     as_json: bool,
 ) -> None:
-    """Start processes, begin a run, wait for it, stop the processes."""
-    if wait:
-        # What ends with this run leaves other runs alone: their rollouts, tokens and errors.
-        environment = environment | {"ROLLOUT_DISPATCH__RUNS": json.dumps([slug])}
+    """Start processes, begin a run, wait for it, stop the processes.
+
+    Args:
+        settings: Of this process.
+        slug: The run's name.
+        settle: Says what the run asks for, before anything is started for it.
+        begin: Begins the run.
+        here: The endpoints that answered, and their model.
+        named: Endpoints that the options name.
+        local: How workers are run.
+        workers: How many.
+        wait: Whether to wait for the end.
+        wait_timeout_s: Longest wait.
+        as_json: How to say how it ended.
+    """
     signal.signal(signal.SIGTERM, _interrupt)
     with open_deployment(settings, broker=True, create=True) as deployment:
+        config = settle(deployment)
+        require_allowed_endpoint(deployment, config)
+        called = Endpoints(urls_of(config.base_url) or here.urls, config.model or here.model)
+        environment = worker_environment(settings, called, named=named)
+        if wait:
+            # What ends with this run leaves other runs alone: their rollouts, tokens and errors.
+            environment |= {"ROLLOUT_DISPATCH__RUNS": json.dumps([slug])}
         processes = LocalProcesses(deployment.settings, environment, stays=not wait)
         try:
-            queue = stored_queue(deployment, slug) or queue
-            processes.start(workers=workers, options=local, queue=queue)
-            found = begin(deployment)
+            processes.start(workers=workers, options=local, queue=config.queue)
+            found = begin(deployment, config)
             if not wait:
                 processes.leave()
                 note(f"It goes on in the background. Follow it: rollout watch {found.slug}")

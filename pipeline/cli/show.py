@@ -48,6 +48,7 @@ def show_run(
             )
         )
     config = found.config.model_dump(mode="json")
+    origin = found.origin.model_dump(mode="json")
     if as_json:
         print_json(
             status.to_json()
@@ -59,18 +60,13 @@ def show_run(
                 "created_at": found.created_at.isoformat(),
                 "config": config,
                 "first_groups": groups,
+                "origin": origin,
             }
         )
         return
     print_status(status)
-    print_table(
-        ("asked for", "value"),
-        [
-            (name, value if isinstance(value, (str, int, float)) else json.dumps(value))
-            for name, value in config.items()
-            if value not in (None, {}, [])
-        ],
-    )
+    print_table(("asked for", "value"), _rows(config))
+    print_table(("came from", "value"), _rows(origin))
     _print_groups(groups, total=sum(status.groups.values()))
 
 
@@ -172,6 +168,15 @@ def _print_groups(groups: list[dict[str, Any]], *, total: int) -> None:
     )
     if total > len(groups):
         print(f"{total - len(groups)} more groups: --limit {total}")
+
+
+def _rows(values: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Return what is said of a run: fields that hold nothing are left out."""
+    return [
+        (name, value if isinstance(value, (str, int, float)) else json.dumps(value))
+        for name, value in values.items()
+        if value not in (None, {}, [])
+    ]
 
 
 def _record(

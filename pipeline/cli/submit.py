@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipeline.cli.deployment import Deployment, opened, settings_of
+from pipeline.cli.local_queue import require_allowed_endpoint
 from pipeline.cli.options import Json, takes
+from pipeline.cli.origin import origin_of
 from pipeline.cli.output import note, print_json
 from pipeline.cli.run_config import run_config
 from pipeline.contract.errors import Refused
@@ -69,7 +71,11 @@ class SubmitOptions:
     ] = None
     model: Annotated[str | None, typer.Option(help="Model name sent with each call.")] = None
     base_url: Annotated[
-        str | None, typer.Option(metavar="URL", help="OpenAI-compatible endpoint, with its /v1.")
+        list[str] | None,
+        typer.Option(
+            metavar="URL",
+            help="OpenAI-compatible endpoint, with its /v1; more than once: replicas.",
+        ),
     ] = None
     max_attempts: Annotated[
         int | None, typer.Option(min=1, help="Executions that count, per rollout (default: 3).")
@@ -137,6 +143,7 @@ def submit(ctx: typer.Context, options: SubmitOptions, as_json: Json = False) ->
     with opened(ctx, create=True) as deployment:
         for unknown in find_unknown(config, plugins=deployment.settings.worker.plugins):
             note(f"Warning: {unknown} Workers must have it among their plug-ins.")
+        require_allowed_endpoint(deployment, config)
         document = submission_json(*enqueue_dataset(deployment, options, config))
     if as_json:
         print_json(document)
@@ -165,9 +172,18 @@ def enqueue_dataset(
     config: Any,
     *,
     slug: str | None = None,
+    plugins: Sequence[str] | None = None,
     on_chunk: Callable[[int], None] = lambda _: None,
 ) -> tuple[EnqueueReport, int | None]:
     """Enqueue; return the report, and how many rows were put aside (None: none may be).
+
+    Args:
+        deployment: Where to.
+        options: The dataset and how it is read.
+        config: What is asked of it.
+        slug: The run's name; None: as the options say.
+        plugins: Those of the run's own workers; None: as the settings say.
+        on_chunk: Told the number of prompts read so far.
 
     Raises:
         InputError: The dataset or the name is bad.
@@ -195,6 +211,10 @@ def enqueue_dataset(
         config=config,
         source=PromptSource(name, split=split, epoch=options.epoch),
         prompts=prompts,
+        origin=origin_of(
+            options.dataset,
+            plugins=deployment.settings.worker.plugins if plugins is None else plugins,
+        ),
         on_chunk=on_chunk,
     )
     if aside.count:

@@ -6,7 +6,6 @@ not: hold a key, or look anything up in the network.
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import re
 from collections.abc import Iterable
@@ -71,6 +70,8 @@ def without_credentials(url: str) -> str:
 @lru_cache(maxsize=64)
 def is_loopback(url: str) -> bool:
     """Say whether a URL names this machine, for every parser of URLs."""
+    import ipaddress
+
     if _READ_DIFFERENTLY.search(url):
         return False
     host = urlsplit(url).hostname or ""

@@ -25,6 +25,8 @@ class Process:
     in_flight: int | None
     loop_lag_ms: float | None
     stopping: bool
+    queues: tuple[str, ...] = ()  #: where a worker takes requests from
+    base_urls: tuple[str, ...] = ()  #: endpoints it may call besides loopback
 
 
 def report_process(
@@ -71,7 +73,7 @@ def list_processes(connection: Connection, *, alive_only: bool = True) -> list[P
     rows = connection.execute(
         text("""
             SELECT process_id, kind, extract(epoch FROM now() - last_seen_at) AS silent_s,
-                   capacity, in_flight, loop_lag_ms, stopping
+                   capacity, in_flight, loop_lag_ms, stopping, takes
             FROM processes
             WHERE NOT :alive_only OR last_seen_at > now() - make_interval(secs => :alive_s)
             ORDER BY last_seen_at DESC, process_id
@@ -87,6 +89,7 @@ def list_processes(connection: Connection, *, alive_only: bool = True) -> list[P
             row.in_flight,
             row.loop_lag_ms,
             row.stopping,
+            *(tuple((row.takes or {}).get(name, ())) for name in ("queues", "base_urls")),
         )
         for row in rows
     ]

@@ -11,7 +11,8 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, bindparam, text
+from sqlalchemy.dialects.postgresql import JSONB
 
 from pipeline.contract.messages import Heartbeat
 from pipeline.contract.rollout import label_of
@@ -174,11 +175,11 @@ WHERE a.state NOT IN ('dispatched', 'running')
 """)
 
 _SEEN = text("""
-INSERT INTO processes (process_id, kind, capacity, in_flight, loop_lag_ms, stopping)
-VALUES (:worker_id, 'worker', :capacity, :in_flight, :loop_lag_ms, :stopping)
+INSERT INTO processes (process_id, kind, capacity, in_flight, loop_lag_ms, stopping, takes)
+VALUES (:worker_id, 'worker', :capacity, :in_flight, :loop_lag_ms, :stopping, :takes)
 ON CONFLICT (process_id) DO UPDATE SET last_seen_at = now(), capacity = :capacity,
-    in_flight = :in_flight, loop_lag_ms = :loop_lag_ms, stopping = :stopping
-""")
+    in_flight = :in_flight, loop_lag_ms = :loop_lag_ms, stopping = :stopping, takes = :takes
+""").bindparams(bindparam("takes", type_=JSONB))
 
 
 def keep_alive(connection: Connection, beat: Heartbeat, *, lease_s: float) -> list[str]:
@@ -194,6 +195,7 @@ def keep_alive(connection: Connection, beat: Heartbeat, *, lease_s: float) -> li
             "in_flight": len(beat.attempts),
             "loop_lag_ms": beat.loop_lag_ms,
             "stopping": beat.stopping,
+            "takes": {"queues": beat.queues, "base_urls": beat.base_urls},
         },
     )
     if not beat.attempts:

@@ -6,7 +6,7 @@ Used by producers, dispatcher and the command line. Must not: know the broker.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -16,7 +16,7 @@ from sqlalchemy.dialects.postgresql import insert
 
 from pipeline.contract.errors import NotFound, Refused
 from pipeline.contract.rollout import RunState, run_id_of
-from pipeline.contract.run import DEFAULT_REQUEST_QUEUE, RunConfig, own_queue_of
+from pipeline.contract.run import DEFAULT_REQUEST_QUEUE, RunConfig, RunOrigin, own_queue_of
 from pipeline.store.tables import runs
 
 
@@ -32,10 +32,20 @@ class Run:
     policy_version: int
     created_at: datetime
     sealed_at: datetime | None
+    origin: RunOrigin = field(default_factory=RunOrigin)
 
 
-def create_run(connection: Connection, slug: str, config: RunConfig, *, name: str = "") -> Run:
+def create_run(
+    connection: Connection,
+    slug: str,
+    config: RunConfig,
+    *,
+    name: str = "",
+    origin: RunOrigin | None = None,
+) -> Run:
     """Create the run, or return the one of this slug if it asks for the same thing.
+
+    The origin of a run is that of its first call.
 
     Raises:
         Refused: A run of this slug exists and asks for something else.
@@ -47,7 +57,9 @@ def create_run(connection: Connection, slug: str, config: RunConfig, *, name: st
             slug=slug,
             name=name or slug,
             purpose=config.purpose,
-            config=config.model_dump(mode="json"),
+            # Beside the fields of the configuration: it is not what the run asks for.
+            config=config.model_dump(mode="json")
+            | {"origin": (origin or RunOrigin()).model_dump(mode="json")},
             config_digest=config.digest(),
             max_in_flight=config.max_in_flight,
         )
@@ -121,6 +133,16 @@ def list_queues(connection: Connection) -> list[str]:
     return list(connection.execute(query).scalars())
 
 
+def move_run(connection: Connection, run: Run, config: RunConfig) -> None:
+    """Give a run the endpoint of this configuration; requests that are out keep the old one."""
+    changed = config.model_dump(mode="json", include={"base_url"})
+    connection.execute(
+        update(runs)
+        .where(runs.c.run_id == run.run_id)
+        .values(config=runs.c.config.concat(changed), config_digest=config.digest())
+    )
+
+
 _SHIFT_DEADLINES = text("""
 UPDATE groups SET deadline_at = deadline_at + (now() - stopped.at)
 FROM (SELECT at FROM events WHERE entity_id = :run_id AND entity = 'run'
@@ -177,13 +199,16 @@ def _run(row: Row[Any]) -> Run:
         policy_version=row.policy_version,
         created_at=row.created_at,
         sealed_at=row.sealed_at,
+        origin=RunOrigin.stored(row.config.get("origin") or {}),
     )
 
 
 def _differences(run: Run, config: RunConfig) -> list[str]:
     # Not by their digests: what was written as 1e2 comes back as 100.
     old, new = run.config.model_dump(mode="json"), config.model_dump(mode="json")
+    # What nobody asks for was settled by the first call.
     if config.queue in (DEFAULT_REQUEST_QUEUE, own_queue_of(run.slug)):
-        # Nobody asked for one: the first call settled it.
         new["queue"] = old["queue"]
+    for name in ("base_url", "model"):
+        new[name] = old[name] if new[name] is None else new[name]
     return [f"{key} ({old[key]!r} → {new[key]!r})" for key in old if old[key] != new[key]]

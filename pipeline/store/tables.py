@@ -304,4 +304,5 @@ processes = Table(
     Column("in_flight", Integer),
     Column("loop_lag_ms", Double),
     _must("stopping", Boolean),
+    Column("takes", JSONB),
 )

@@ -124,7 +124,6 @@ def test_killed_services_lose_nothing(services, folder, offline_policy):
 def test_failed_rollouts_are_seen_explained_and_retried(rollout, folder, offline_policy):
     questions(folder / "sums.jsonl", 2)
     controller = start(rollout, "controller", "--only", "dispatcher", "--only", "collector")
-    start(rollout, "worker", "-c", "5")
     refusing = offline_policy("--mishaps", "1")
     rollout(
         "submit",
@@ -137,6 +136,8 @@ def test_failed_rollouts_are_seen_explained_and_retried(rollout, folder, offline
         "--base-url",
         "http://10.0.0.1/v1",
     )
+    # Only now: what a worker may not call is refused as soon as it has reported.
+    start(rollout, "worker", "-c", "5")
     watched = rollout.call("watch", "bad", "--timeout-s", "60", "--json")
     assert (watched.code, watched.document["errors"]) == (4, {"model_bad_request": 2})
     (row,) = rollout.json("errors", "bad")["errors"]

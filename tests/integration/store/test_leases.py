@@ -346,4 +346,10 @@ def test_workers_are_listed_with_what_they_said(story):
     (process,) = transact(story.engine, list_processes)
     assert (process.process_id, process.kind) == ("w7", "worker")
     assert (process.capacity, process.in_flight, process.stopping) == (10, 1, False)
+    assert (process.queues, process.base_urls) == ((), ())
+    takes = {"queues": ("rollouts", "gpu"), "base_urls": ("https://models.example/v1",)}
+    beat = Heartbeat(worker_id="w7", sequence=2, capacity=10, **takes)
+    transact(story.engine, lambda c: keep_alive(c, beat, lease_s=30))
+    (process,) = transact(story.engine, list_processes)
+    assert {"queues": process.queues, "base_urls": process.base_urls} == takes
     assert process.silent_s < 60

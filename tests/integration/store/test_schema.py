@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from alembic import command
 from alembic.autogenerate import compare_metadata
+from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from fixtures.servers import PrivateServers
 from fixtures.stored_run import StoredRun
 from sqlalchemy import Engine, text
 from sqlalchemy.exc import IntegrityError
 
+import migrations
 from pipeline.contract.errors import ConfigError, SchemaOutdated, StoreUnavailable
+from pipeline.contract.run import RunOrigin
 from pipeline.store.engine import open_engine, transact
+from pipeline.store.processes import list_processes
+from pipeline.store.runs import get_run
 from pipeline.store.schema import current, head, require_current, upgrade
 from pipeline.store.tables import metadata
 
@@ -69,6 +76,26 @@ def test_a_database_of_a_later_version_is_refused(engine):
     transact(engine, lambda c: c.execute(text("UPDATE alembic_version SET version_num = '9999'")))
     with pytest.raises(SchemaOutdated, match="9999"):
         require_current(engine)
+
+
+def test_a_store_of_the_schema_before_keeps_its_runs_and_processes(engine):
+    with engine.begin() as connection:
+        config = Config()
+        config.set_main_option("script_location", str(Path(migrations.__file__).parent))
+        config.attributes["connection"] = connection
+        command.downgrade(config, "0006")
+    story = [
+        "INSERT INTO processes (process_id, kind, capacity) VALUES ('w0', 'worker', 4)",
+        "INSERT INTO runs (run_id, slug, name, purpose, config, config_digest) VALUES "
+        """('00000000-0000-0000-0000-000000000007', 'old', 'old', 'train', '{"n": 3}', 'x')""",
+    ]
+    for statement in story:
+        transact(engine, lambda c, statement=statement: c.execute(text(statement)))
+    assert upgrade(engine) == head()
+    (process,) = transact(engine, list_processes)
+    assert (process.queues, process.base_urls) == ((), ())
+    run = transact(engine, lambda c: get_run(c, "old"))
+    assert (run.config.n, run.config.base_url, run.origin) == (3, None, RunOrigin())
 
 
 def test_processes_that_upgrade_at_once_do_not_meet(empty):

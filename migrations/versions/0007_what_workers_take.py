@@ -1,0 +1,22 @@
+"""Keep what workers say they take: their queues, and the model endpoints they may call.
+
+Revision ID: 0007
+Revises: 0006
+"""
+
+from alembic import op
+
+revision = "0007"
+down_revision = "0006"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    """Add the column; a worker that has not reported since has none."""
+    op.execute("ALTER TABLE processes ADD COLUMN takes jsonb")
+
+
+def downgrade() -> None:
+    """Forget it."""
+    op.execute("ALTER TABLE processes DROP COLUMN takes")
