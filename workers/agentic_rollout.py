@@ -20,7 +20,7 @@ from typing import Any
 
 from workers.core.base_agent import BaseAgent
 from workers.core.interaction import create_interactions
-from workers.core.registry import get_agent_class
+from workers.core.registry import check_agent_options, get_agent_class
 from workers.core.sync_call import call_anyhow
 from workers.core.trajectory import Trajectory
 from workers.core.trajectory_files import write_trajectories
@@ -187,6 +187,7 @@ class AgenticRollout:
     def _make_agent(self) -> BaseAgent:
         config = self.config
         agent_class = get_agent_class(config.agent_type)
+        check_agent_options(config.agent_type, config.agent_config)
         agent = agent_class(
             max_steps=config.max_steps,
             max_tokens_per_step=config.max_tokens_per_step,

@@ -21,6 +21,7 @@ from pipeline.limits.run_limiter import RunLimiter
 from pipeline.redaction import NOTHING, Redactor
 from pipeline.settings import Settings
 from pipeline.settings.sections import LlmSettings
+from workers.asked_options import require_options
 from workers.attempt import Attempt
 from workers.core.base_agent import BaseAgent
 from workers.core.registry import get_agent_class
@@ -30,6 +31,7 @@ from workers.in_flight import InFlight
 from workers.llm.call_limits import CallLease, CallLimiter
 from workers.llm.replicas import Replicas, ReplicatedClient
 from workers.model_calls import ModelCalls, ModelClient
+from workers.rewards.registry import get_reward
 from workers.wall_clock import off_the_clock
 
 if TYPE_CHECKING:
@@ -93,6 +95,7 @@ class Runtime:
 
         Raises:
             ValueError: An unknown agent or tool.
+            ContractError: An unknown reward, or an option that does not fit.
         """
         key = orjson.dumps(
             [
@@ -100,6 +103,8 @@ class Runtime:
                 request.agent_config,
                 request.tools,
                 request.tools_config,
+                request.reward,
+                request.reward_config,
                 request.limits.max_steps,
                 request.limits.max_tokens,
             ],
@@ -165,6 +170,10 @@ class Runtime:
 
 
 def _make_agent(request: RolloutRequest) -> BaseAgent:
+    if request.reward is not None:
+        # Here and not at the first scoring: the model calls before it would be for nothing.
+        get_reward(request.reward)
+    require_options(request)
     agent_class: Any = get_agent_class(request.agent)
     options: dict[str, Any] = {"max_tokens_per_step": request.limits.max_tokens}
     if request.limits.max_steps is not None:

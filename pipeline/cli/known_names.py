@@ -1,7 +1,7 @@
-"""Whether the agents, tools and rewards a run names exist here.
+"""Whether the agents, tools and rewards a run names exist here, and take the options it gives them.
 
-`run` refuses names that its own workers would not know; `submit` can only warn. Imports the
-plug-ins, as a worker does.
+`run` refuses names that its own workers would not know; `submit` can only warn. Options of what is
+known here are refused by both. Imports the plug-ins, as a worker does.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import difflib
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from pipeline.contract.errors import InputError
+from pipeline.cli.run_config import E_OPTION
+from pipeline.contract.errors import ContractError, InputError
 
 if TYPE_CHECKING:
     from pipeline.contract.run import RunConfig
@@ -23,7 +24,9 @@ def find_unknown(config: RunConfig, *, plugins: Sequence[str]) -> list[str]:
 
     Raises:
         ConfigError: A plug-in cannot be loaded.
+        InputError: What is registered here does not take an option.
     """
+    from workers.asked_options import require_options
     from workers.core.registry import list_agents
     from workers.core.tool_registry import get_global_tool_registry
     from workers.plugins import load_plugins
@@ -39,14 +42,18 @@ def find_unknown(config: RunConfig, *, plugins: Sequence[str]) -> list[str]:
     ):
         if name is not None and name not in known:
             found.append(_sentence(kind, name, known))
+    try:
+        require_options(config)
+    except ContractError as error:
+        raise InputError(str(error), code=E_OPTION) from None
     return found
 
 
 def require_known(config: RunConfig, *, plugins: Sequence[str]) -> None:
-    """Check every name of a run.
+    """Check every name of a run, and the options.
 
     Raises:
-        InputError: One is not registered here.
+        InputError: One is not registered here, or does not take an option.
     """
     unknown = find_unknown(config, plugins=plugins)
     if unknown:

@@ -226,6 +226,7 @@ def test_what_cannot_work_is_said_before_anything_is_started(bare_rollout, folde
     assert bare_rollout.error(*run, "--reward", "nmeric") == (2, "E107")
     assert bare_rollout.error(*run, "--plugin", "missing.py") == (3, "E101")
     assert bare_rollout.error(*run, "--set", "limitz=1") == (2, "E106")
+    assert bare_rollout.error(*run, "--set", "agent_config.max_stpes=1") == (2, "E106")
     assert bare_rollout.error("run", "nothing.jsonl", "--base-url", base_url) == (2, "E111")
     nowhere = {"ROLLOUT_BROKER__URL": "carrier-pigeon://loft"}
     assert bare_rollout.error("up", environment=nowhere) == (3, "E101")

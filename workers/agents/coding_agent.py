@@ -10,17 +10,18 @@ import copy
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict
-from typing import Any
+from typing import Any, ClassVar, get_type_hints
 
 from workers.agents.acting_agent import ActingAgent
 from workers.agents.coding_progress import explored_path, is_edit, read_progress
 from workers.agents.coding_task import CodingTask, prepare_task, read_diff, run_tests
 from workers.core.base_tool import BaseAgenticTool
 from workers.core.interaction import end_interactions
+from workers.core.options import Options
 from workers.core.tool_prompt import tools_text
 from workers.core.tool_registry import create_tools
 from workers.core.trajectory import StepType, Trajectory, TrajectoryStep
-from workers.sandbox.base import Sandbox
+from workers.sandbox.base import Sandbox, SandboxLimits
 from workers.sandbox.shared import SHARED, SandboxSettings
 
 CODING_TOOLS = ("bash_executor", "file_editor", "search", "finish")
@@ -48,6 +49,10 @@ class CodingAgent(ActingAgent):
         **kwargs: As `ActingAgent`, and the fields of `CodingTask`.
     """
 
+    options: ClassVar[Options] = {
+        **get_type_hints(CodingTask),
+        "sandbox_limits": get_type_hints(SandboxLimits),
+    }
     default_sandbox = "auto"
     judges_itself = True
 

@@ -1,8 +1,9 @@
 """A plain async function as an agent: its model calls and tool calls are recorded for it.
 
 Made by `registry.register_agent`. The function is `async def solve(prompt, llm, ...)` and may also
-ask, by name, for `tools`, `request_id`, `trajectory` and `config`. Must not: change what the
-function sends to the model, or turn its exceptions into an answer.
+ask, by name, for `tools`, `request_id`, `trajectory` and `config`. Further parameters, which have a
+default, are options of the run's agent config. Must not: change what the function sends to the
+model, or turn its exceptions into an answer.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from workers.core.base_agent import BaseAgent
 from workers.core.call_parser import CallParseError, parse_json_arguments
 from workers.core.conversation import content_chars, message_text
 from workers.core.model_response import ModelResponse, NativeToolCall
+from workers.core.options import options_of
 from workers.core.reply_parser import read_reply, whole_reply
 from workers.core.tool_schemas import ToolResult
 from workers.core.trajectory import StepType, Trajectory, TrajectoryStep
@@ -150,6 +152,7 @@ class FunctionAgent(BaseAgent):
 
     function: ClassVar[Callable[..., Any]]
     wanted: ClassVar[tuple[str, ...]] = ()
+    set_by_config: ClassVar[tuple[str, ...]] = ()
 
     async def run_trajectory(
         self, prompt: dict[str, Any], llm_generate_func: Any, request_id: str, **kwargs: Any
@@ -168,6 +171,7 @@ class FunctionAgent(BaseAgent):
             "config": self.config,
         }
         wanted = {name: offered[name] for name in self.wanted}
+        wanted |= {name: self.config[name] for name in self.set_by_config if name in self.config}
         try:
             given = await type(self).function(prompt, llm, **wanted)
         finally:
@@ -223,7 +227,8 @@ def agent_class_of(name: str, function: Callable[..., Any]) -> type[FunctionAgen
     positional = [item for item in parameters if item.kind is not item.KEYWORD_ONLY][:2]
     if len(positional) < 2 or any(item.kind is item.VAR_KEYWORD for item in positional):
         raise TypeError(f"{label} must take two parameters first: prompt and llm")
-    wanted = []
+    wanted: list[str] = []
+    set_by_config: list[str] = []
     for item in parameters:
         if item in positional:
             continue
@@ -231,17 +236,23 @@ def agent_class_of(name: str, function: Callable[..., Any]) -> type[FunctionAgen
             wanted.append(item.name)
         elif item.kind is item.VAR_KEYWORD:
             wanted = list(OFFERED)
-        elif item.default is item.empty and item.kind is not item.VAR_POSITIONAL:
+        elif item.default is not item.empty:
+            set_by_config.append(item.name)
+        elif item.kind is not item.VAR_POSITIONAL:
             raise TypeError(
                 f"{label} asks for {item.name!r}; besides prompt and llm it may ask for: "
-                f"{', '.join(OFFERED)}"
+                f"{', '.join(OFFERED)}, and for options that have a default"
             )
-    attributes = {
+    attributes: dict[str, Any] = {
         "function": staticmethod(function),
         "wanted": tuple(wanted),
+        "set_by_config": tuple(set_by_config),
         "__doc__": function.__doc__,
         "__module__": function.__module__,
     }
+    if "config" not in wanted:
+        types = options_of(function)
+        attributes["options"] = {name: types[name] for name in set_by_config}
     return type(name, (FunctionAgent,), attributes)
 
 

@@ -5,9 +5,10 @@ Used by name through the registry. Must not: run an action the model did not wri
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from workers.agents.acting_agent import ActingAgent
+from workers.core.options import Options
 from workers.core.tool_prompt import tools_text
 from workers.core.trajectory import StepType, Trajectory, TrajectoryStep
 
@@ -24,6 +25,8 @@ class ReActAgent(ActingAgent):
         enable_self_reflection: Whether the model is asked to reflect after a failed tool call.
         **kwargs: As `ActingAgent`.
     """
+
+    options: ClassVar[Options] = {}
 
     def __init__(
         self,

@@ -5,18 +5,21 @@ Used by name through the registry. Must not: add instructions of its own to the 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from workers.core.base_agent import BaseAgent
 from workers.core.conversation import content_chars
 from workers.core.interaction import end_interactions, respond_to_answer
 from workers.core.model_response import ModelResponse
+from workers.core.options import Options
 from workers.core.reply_parser import whole_reply
 from workers.core.trajectory import Trajectory
 
 
 class SingleTurnAgent(BaseAgent):
     """One question, one answer; with interactions, one per turn."""
+
+    options: ClassVar[Options] = {}
 
     def create_system_prompt(self) -> str:
         """Return no instructions: the prompt is sent as it is."""

@@ -7,10 +7,11 @@ Must not: give a reward to a task without tests.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from workers.agents.coding_agent import CONTAINER_KINDS, CodingAgent, last_answer
 from workers.agents.coding_task import CodingTask
+from workers.core.options import Options
 from workers.core.trajectory import StepType, Trajectory, TrajectoryStep
 from workers.sandbox.base import Sandbox
 
@@ -25,6 +26,8 @@ class SWEAgent(CodingAgent):
         repository_path: Where the repository is inside the image.
         **kwargs: As `CodingAgent`; `repository` is a local directory to copy in.
     """
+
+    options: ClassVar[Options] = {}
 
     def __init__(
         self,

@@ -7,9 +7,10 @@ are answered with the reason, since every native call needs an answer.
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, ClassVar
 
 from workers.agents.acting_agent import ActingAgent
+from workers.core.options import Options
 from workers.core.tool_prompt import tools_text
 from workers.core.trajectory import StepType, Trajectory, TrajectoryStep
 
@@ -26,6 +27,7 @@ class ToolAgent(ActingAgent):
         **kwargs: As `ActingAgent`.
     """
 
+    options: ClassVar[Options] = {}
     unlabelled_is_answer = True
 
     def __init__(

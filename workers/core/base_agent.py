@@ -10,10 +10,11 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from workers.core.conversation import begin_trajectory, content_chars
 from workers.core.model_response import ModelResponse, as_model_response
+from workers.core.options import Options, options_of, takes_any
 from workers.core.reply_parser import first_step_of, read_reply
 from workers.core.sync_call import call_anyhow
 from workers.core.tool_call import checked_tool, invoke_tool, release_tool, tool_schema
@@ -48,6 +49,17 @@ class BaseAgent(ABC):
             `generate_kwargs` (passed on to each model call, such as `stop`).
     """
 
+    #: Options beside those of the signature, with their types. A class that states its own, if only
+    #: an empty one, takes no others; one that does not may find anything in its `config`.
+    options: ClassVar[Options] = {
+        "system_prompt": str | None,
+        "max_total_tokens": int | None,
+        "max_tool_calls": int | None,
+        "tool_timeout_s": float | None,
+        "max_observation_chars": int,
+        "generate_kwargs": dict[str, Any],
+    }
+
     #: Whether the final reward is a verdict on the finished work, which a trajectory that was cut
     #: off does not have.
     judges_itself = False
@@ -78,6 +90,20 @@ class BaseAgent(ABC):
         self._system_prompt: str | None = None
         if tools_config:
             self.set_tools(create_tools(tools_config))
+
+    @classmethod
+    def known_options(cls) -> Options | None:
+        """Return every option with its type; None: any, by `**kwargs` without `options`."""
+        if "options" not in vars(cls) and takes_any(cls.__init__):
+            return None
+        known: dict[str, Any] = {}
+        for base in cls.__mro__:
+            known = {**vars(base).get("options", {}), **known}
+            if init := vars(base).get("__init__"):
+                known = {**options_of(init), **known}
+                if not takes_any(init):
+                    break
+        return known
 
     @abstractmethod
     async def run_trajectory(

@@ -11,8 +11,9 @@ from __future__ import annotations
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
+from workers.core.options import Options
 from workers.core.sync_call import call_anyhow
 from workers.core.tool_schemas import (
     OpenAIFunctionToolSchema,
@@ -29,6 +30,9 @@ class BaseAgenticTool(ABC):
         config: The tool's settings.
         tool_schema: Its schema; or override `get_openai_tool_schema`.
     """
+
+    #: Its settings with their types. A class that does not state its own takes any.
+    options: ClassVar[Options]
 
     def __init__(
         self,

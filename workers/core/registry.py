@@ -10,7 +10,7 @@ import importlib
 import inspect
 import threading
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from workers.core.base_agent import BaseAgent
@@ -34,7 +34,8 @@ def register_agent(name: str) -> Callable[[Decorated], Decorated]:
     """Register the decorated agent class or async function under a name; returns it unchanged.
 
     A function is `async def solve(prompt: dict, llm, ...) -> str | dict | Trajectory`; what else it
-    may ask for, by name, is in `workers.agents.function_agent`.
+    may ask for, by name, is in `workers.agents.function_agent`. Options of a class are those of its
+    `__init__`; one with `**kwargs` takes any, unless the class states `options`.
 
     Raises:
         ValueError: The name is taken.
@@ -65,6 +66,18 @@ def get_agent_class(name: str) -> type[BaseAgent]:
         raise ValueError(f"Unknown agent type: {name}. Known agents: {', '.join(list_agents())}")
     module, _, attribute = BUILTIN_AGENTS[name].partition(":")
     return getattr(importlib.import_module(module), attribute)
+
+
+def check_agent_options(name: str, given: Mapping[str, Any]) -> None:
+    """Check the options of an agent against what it takes.
+
+    Raises:
+        OptionError: One is not known, or of a wrong type.
+        ValueError: No agent has the name.
+    """
+    from workers.core.options import check_options
+
+    check_options(f"Agent {name!r}", given, get_agent_class(name).known_options())
 
 
 def list_agents() -> list[str]:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar, overload
 
 from workers.core.base_tool import BaseAgenticTool
 from workers.core.function_tool import FunctionTool, as_tool
+from workers.core.options import OptionError, check_options
 from workers.core.tool_call import invoke_tool
 from workers.core.tool_schemas import OpenAIFunctionToolSchema, ToolCallInfo, ToolResult
 
@@ -91,19 +92,35 @@ class ToolRegistry:
         """Return the tool; with a config a new object of its class with these settings.
 
         Raises:
-            ValueError: No tool has the name, or it was registered as an object and takes no config.
+            ValueError: No tool has the name, or a setting does not fit, see `check_config`.
         """
         with self._lock:
             if not config and name in self._tools:
                 return self._tools[name]
-            if name in self._tools and name not in self._classes and name not in self._builtin:
-                raise ValueError(f"tool {name!r} is an object already made: it takes no config")
+            self.check_config(name, config or {})
             tool_class, settings = self._class_of(name)
             settings = {**settings, **(config or {})}
             tool = tool_class(settings) if settings else tool_class()
             if not config:
                 self._tools[name] = tool
             return tool
+
+    def check_config(self, name: str, config: Mapping[str, Any]) -> None:
+        """Check a tool's settings against what its class states to take.
+
+        Raises:
+            OptionError: One is not known or of a wrong type, or the tool was registered as an
+                object and takes none.
+            ValueError: No tool has the name.
+        """
+        with self._lock:
+            is_made = name in self._tools and name not in self._classes
+            if config and is_made and name not in self._builtin:
+                raise OptionError(f"tool {name!r} is an object already made: it takes no config")
+            if not is_made or name in self._builtin:
+                tool_class, _ = self._class_of(name)
+                known = getattr(tool_class, "__dict__", {}).get("options")
+                check_options(f"Tool {name!r}", config, known)
 
     def get_tool_schema(self, name: str) -> OpenAIFunctionToolSchema:
         """Return one tool's schema.

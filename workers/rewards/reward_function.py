@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from pipeline.contract.errors import ContractError
+from workers.core.options import OptionError, Options, check_options, options_of, takes_any
 from workers.core.sync_call import is_async_callable
 
 #: What a reward function may take, by these names.
@@ -37,9 +38,19 @@ class RewardFunction:
     version: str
     runs_in: RunsIn
     inputs: frozenset[str]  #: names out of INPUTS and ALIASES that it takes
-    options: frozenset[str]  #: further parameters, set by the run's reward config
-    takes_any: bool  #: it has **kwargs
+    options: Options | None  #: further parameters, set by the run's reward config; None: any
     bounds_itself: bool = False  #: it has a time limit of its own, and may queue before it
+
+    def check_config(self, config: Mapping[str, Any] | None) -> None:
+        """Check the options that a run sets.
+
+        Raises:
+            ContractError: The function takes no such option, or not such a value.
+        """
+        try:
+            check_options(f"Reward {self.name!r}", config or {}, self.options)
+        except OptionError as error:
+            raise ContractError(str(error), code="reward_option") from None
 
     def arguments(
         self, values: Mapping[str, Any], config: Mapping[str, Any] | None
@@ -47,15 +58,9 @@ class RewardFunction:
         """Choose what the function is called with.
 
         Raises:
-            ContractError: The config has an option that the function does not take.
+            ContractError: As `check_config`.
         """
-        unknown = set(config or ()) - self.options
-        if unknown and not self.takes_any:
-            known = ", ".join(sorted(self.options)) or "none"
-            raise ContractError(
-                f"Reward {self.name!r} has no option {sorted(unknown)[0]!r}. Its options: {known}.",
-                code="reward_option",
-            )
+        self.check_config(config)
         chosen = {name: values[ALIASES.get(name, name)] for name in self.inputs}
         return {**chosen, **(config or {})}
 
@@ -75,9 +80,10 @@ def inspect_reward(
     if inline and process:
         raise TypeError(f"Reward {name!r} cannot be both inline and in a process.")
     parameters = inspect.signature(function).parameters.values()
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    is_open = takes_any(function)
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     known = {*INPUTS, *ALIASES}
+    types = options_of(function)
     strange = [p.name for p in named if p.name not in known and p.default is p.empty]
     strange += [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY]
     if strange:
@@ -90,9 +96,8 @@ def inspect_reward(
         function=function,
         version=version,
         runs_in=_place(function, inline=inline, process=process),
-        inputs=frozenset(known if takes_any else {p.name for p in named} & known),
-        options=frozenset(p.name for p in named if p.name not in known),
-        takes_any=takes_any,
+        inputs=frozenset(known if is_open else {p.name for p in named} & known),
+        options=None if is_open else {n: t for n, t in types.items() if n not in known},
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, get_type_hints
 
 from workers.sandbox.backends import SandboxKind, open_sandbox
 from workers.sandbox.base import Sandbox, SandboxLimits
@@ -19,6 +19,14 @@ from workers.sandbox.files import Files, LocalFiles, files_of
 
 #: A tool's own timeout is the usual bound of a command; these are the most it can ask for.
 _TOOL_LIMITS: dict[str, Any] = {"wall_s": 600.0, "cpu_s": 600.0}
+
+#: The settings by which a tool says how its sandbox is made, with their types.
+SANDBOX_OPTIONS: Mapping[str, Any] = {
+    "sandbox": Any,
+    "root": Any,
+    "limits": get_type_hints(SandboxLimits),
+    "options": dict[str, Any],
+}
 
 _Key = tuple[object, ...]
 

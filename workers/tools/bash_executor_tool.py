@@ -7,12 +7,13 @@ written here are seen by the file editor. Must not: run anything outside the san
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from workers.core.base_tool import BaseAgenticTool
+from workers.core.options import Options
 from workers.core.tool_schemas import ToolResult, create_openai_tool_schema
 from workers.sandbox.base import CommandResult
-from workers.sandbox.shared import SHARED, SandboxSettings
+from workers.sandbox.shared import SANDBOX_OPTIONS, SHARED, SandboxSettings
 
 DEFAULT_TIMEOUT_S = 30.0
 DEFAULT_OUTPUT_CHARS = 16_000
@@ -40,6 +41,13 @@ class BashExecutorTool(BaseAgenticTool):
             (variables the commands see; there are no others of the worker's), and how the sandbox
             is made: `sandbox` (a kind, or one already open), `root`, `limits`, `options`.
     """
+
+    options: ClassVar[Options] = {
+        **SANDBOX_OPTIONS,
+        "timeout": float,
+        "max_output_chars": int,
+        "env": dict[str, str],
+    }
 
     def __init__(self, config: Mapping[str, Any] | None = None) -> None:
         super().__init__(config, _SCHEMA)

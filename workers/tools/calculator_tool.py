@@ -12,11 +12,12 @@ import operator
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
-from typing import Any
+from typing import Any, ClassVar
 
 from simpleeval import InvalidExpression, SimpleEval
 
 from workers.core.base_tool import BaseAgenticTool
+from workers.core.options import Options
 from workers.core.tool_schemas import (
     OpenAIFunctionToolSchema,
     ToolResult,
@@ -213,6 +214,8 @@ class CalculatorTool(BaseAgenticTool):
     Raises:
         ValueError: `precision` is no whole number from 0 to 15.
     """
+
+    options: ClassVar[Options] = {"precision": int}
 
     def __init__(
         self,

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from workers.core.base_tool import BaseAgenticTool
+from workers.core.options import Options
 from workers.core.tool_schemas import ToolResult, create_openai_tool_schema
 from workers.sandbox.files import Files
-from workers.sandbox.shared import SHARED, SandboxSettings
+from workers.sandbox.shared import SANDBOX_OPTIONS, SHARED, SandboxSettings
 from workers.tools.text_edits import (
     EditError,
     insert_lines,
@@ -68,6 +69,8 @@ class FileEditorTool(BaseAgenticTool):
             (most characters shown at once, 16,000), and as for `bash_executor` `sandbox`,
             `limits`, `options`.
     """
+
+    options: ClassVar[Options] = {**SANDBOX_OPTIONS, "max_chars": int}
 
     def __init__(self, config: Mapping[str, Any] | None = None) -> None:
         super().__init__(config, _SCHEMA)

@@ -5,9 +5,10 @@ Used by name through the tool registry. Must not: judge the answer.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from workers.core.base_tool import BaseAgenticTool
+from workers.core.options import Options
 from workers.core.tool_schemas import (
     OpenAIFunctionToolSchema,
     ToolResult,
@@ -30,6 +31,8 @@ _SCHEMA = create_openai_tool_schema(
 
 class FinishTool(BaseAgenticTool):
     """Ends the trajectory: with an answer as answered, without one as stopped by a tool."""
+
+    options: ClassVar[Options] = {}
 
     def get_openai_tool_schema(self) -> OpenAIFunctionToolSchema:
         """Return the schema."""

@@ -7,13 +7,14 @@ do. The searching is `text_search.py`. Must not: run longer than its time, whate
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from workers.core.base_tool import BaseAgenticTool
+from workers.core.options import Options
 from workers.core.sync_call import call_anyhow
 from workers.core.tool_schemas import ToolResult, create_openai_tool_schema
 from workers.sandbox.confined import ConfinedFolder
-from workers.sandbox.shared import SHARED, SandboxSettings
+from workers.sandbox.shared import SANDBOX_OPTIONS, SHARED, SandboxSettings
 from workers.tools.text_search import Found, Query, SearchError, search_names, search_text
 
 DEFAULT_RESULTS = 50
@@ -55,6 +56,8 @@ class SearchTool(BaseAgenticTool):
             (default number of matches, 50), `timeout` (seconds of one search, 10), and as for
             `bash_executor` `sandbox`, `limits`, `options`.
     """
+
+    options: ClassVar[Options] = {**SANDBOX_OPTIONS, "max_results": int, "timeout": float}
 
     def __init__(self, config: Mapping[str, Any] | None = None) -> None:
         super().__init__(config, _SCHEMA)

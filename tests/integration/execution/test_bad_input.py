@@ -74,6 +74,26 @@ def test_a_tool_or_option_that_does_not_exist_fails_at_once(engine, make_worker,
     assert outcome(story, make_worker()) == ("failed", None, E.CONTRACT, "agent_setup")
 
 
+@pytest.mark.parametrize(
+    ("asked", "code", "meant"),
+    [
+        ({"agent_config": {"max_stpes": 3}}, "agent_option", "Did you mean 'max_steps'?"),
+        ({"agent_config": {"max_steps": "abc"}}, "agent_option", "max_steps cannot be 'abc'"),
+        ({"tools_config": {"calculator": {"presision": 3}}}, "tool_option", "'precision'?"),
+        ({"tools_config": {"calclator": {}}}, "tool_option", "Did you mean 'calculator'?"),
+        ({"reward_config": {"tolerence": 3}}, "reward_option", "Did you mean 'tolerance'?"),
+        ({"reward": "exakt_match"}, "unknown_reward", "exact_match"),
+    ],
+)
+def test_what_cannot_work_fails_before_a_model_is_called(engine, make_worker, asked, code, meant):
+    story = StoredRun(engine, **{"agent": "react", "tools": ("calculator",), **asked})
+    worker = make_worker("42")
+    assert outcome(story, worker) == ("failed", None, E.CONTRACT, code)
+    (attempt,) = story.rows("SELECT * FROM attempts")
+    assert meant in attempt["error_message"]
+    assert worker.client.calls == []
+
+
 def test_an_agent_that_calls_for_ever_ends_by_its_clock_and_is_scored(engine, make_worker):
     @register_agent("endless")
     async def endless(prompt: dict[str, Any], llm: Any) -> str:

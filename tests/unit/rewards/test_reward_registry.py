@@ -197,7 +197,7 @@ async def test_options_come_from_the_config_and_unknown_ones_are_refused() -> No
         return weight
 
     assert await score_with(graded, config={"weight": 0.25}) == RewardResult(0.25)
-    with pytest.raises(ContractError, match="Its options: weight"):
+    with pytest.raises(ContractError, match="Did you mean 'weight'"):
         await score("mine", response="", prompt={}, config={"wieght": 1})
 
 

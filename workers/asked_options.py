@@ -1,0 +1,51 @@
+"""Whether the options that a run gives its agent, tools and reward fit what is registered here.
+
+Asked by the worker before an attempt calls a model, and by `rollout run` and `submit` before
+anything is enqueued. Must not: make an agent or a tool, or judge a name that is not known here.
+"""
+
+from __future__ import annotations
+
+import difflib
+
+from pipeline.contract.errors import ContractError
+from pipeline.contract.messages import RolloutRequest
+from pipeline.contract.run import RunConfig
+from workers.core.options import OptionError
+from workers.core.registry import check_agent_options, list_agents
+from workers.core.tool_registry import get_global_tool_registry
+from workers.rewards.registry import get_reward, list_rewards
+
+
+def require_options(asked: RunConfig | RolloutRequest) -> None:
+    """Check every option against what its owner takes.
+
+    Raises:
+        ContractError: One is not known or of a wrong type; code `agent_option`, `tool_option` or
+            `reward_option`.
+    """
+    if asked.agent in list_agents():
+        try:
+            check_agent_options(asked.agent, asked.agent_config)
+        except OptionError as error:
+            raise ContractError(str(error), code="agent_option") from None
+    try:
+        _require_tool_options(asked)
+    except OptionError as error:
+        raise ContractError(str(error), code="tool_option") from None
+    if asked.reward is None and asked.reward_config:
+        raise ContractError("The run has a reward_config and no reward.", code="reward_option")
+    if asked.reward in list_rewards():
+        get_reward(asked.reward or "").check_config(asked.reward_config)
+
+
+def _require_tool_options(asked: RunConfig | RolloutRequest) -> None:
+    registry = get_global_tool_registry()
+    known = registry.get_tool_names()
+    for name, config in asked.tools_config.items():
+        if name not in asked.tools:
+            near = difflib.get_close_matches(name, asked.tools, n=1)
+            hint = f"Did you mean {near[0]!r}?" if near else "Name it with --tools."
+            raise OptionError(f"tools_config is for {name!r}, no tool of this run. {hint}")
+        if name in known:
+            registry.check_config(name, config)

@@ -1,0 +1,102 @@
+"""Options by name: which ones something takes, and whether those that are given fit.
+
+Used by the agents, the tool registry and the rewards, before anything runs with the options. Types
+made of JSON's own are checked, any other accepts every value. Must not: convert a value.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+
+#: Name to the type of its value; a mapping as the type stands for options of its own.
+Options = Mapping[str, Any]
+
+_PLAIN = (Any, NoneType, bool, int, float, str, list, dict)
+_NESTED = (Union, UnionType, list, dict, Mapping, Sequence)
+
+
+class OptionError(ValueError):
+    """An option that nobody takes, or a value that is not of its type."""
+
+
+def options_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the parameters that can be given by name, with their types."""
+    is_object = not inspect.isroutine(function)
+    try:
+        hints = get_type_hints(type(function).__call__ if is_object else function)
+    except (NameError, TypeError):
+        # An annotation that cannot be resolved says nothing about the value.
+        hints = {}
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    parameters = inspect.signature(function).parameters
+    return {
+        name: hints.get(name, Any)
+        for name, parameter in parameters.items()
+        if parameter.kind in by_name and name != "self"
+    }
+
+
+def takes_any(function: Callable[..., Any]) -> bool:
+    """Say whether a function has `**kwargs`."""
+    parameters = inspect.signature(function).parameters.values()
+    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+
+
+def check_options(owner: str, given: Mapping[str, Any], known: Options | None) -> None:
+    """Check given options.
+
+    Args:
+        owner: Whose they are, as a sentence begins: `Agent 'react'`.
+        given: Name to value.
+        known: What the owner takes; None: anything.
+
+    Raises:
+        OptionError: One is not known, or of a wrong type; names what was meant.
+    """
+    if known is None:
+        return
+    for name, value in given.items():
+        if name not in known:
+            raise OptionError(f"{owner} has no option {name!r}. {_known_instead(name, known)}")
+        kind = known[name]
+        if isinstance(kind, Mapping) and isinstance(value, Mapping):
+            check_options(f"{owner}: {name}", value, kind)
+        elif problem := _problem(dict if isinstance(kind, Mapping) else kind, value):
+            raise OptionError(f"{owner}: {name} cannot be {value!r}: {problem}.")
+
+
+def _known_instead(name: str, known: Options) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    if near:
+        return f"Did you mean {near[0]!r}?"
+    return f"Its options: {', '.join(sorted(known))}." if known else "It takes none."
+
+
+def _problem(kind: Any, value: Any) -> str:
+    """Return why a value is not of a type; empty where it is, or where nobody can tell."""
+    if not _is_json(kind) or not isinstance(value, bool | int | float | str | list | dict):
+        return ""
+    try:
+        _adapter(kind).validate_python(value, strict=True)
+    except ValidationError as error:
+        return error.errors(include_url=False)[0]["msg"]
+    return ""
+
+
+@functools.cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def _is_json(kind: Any) -> bool:
+    origin = get_origin(kind)
+    if origin is None:
+        return kind in _PLAIN
+    return origin is Literal or (origin in _NESTED and all(map(_is_json, get_args(kind))))
