@@ -14,7 +14,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, Engine
 
-from pipeline.contract.errors import ConfigError
+from pipeline.contract.errors import ConfigError, ServiceUnavailable
 from pipeline.contract.rollout import RunState
 from pipeline.contract.train_batch import (
     BatchSpec,
@@ -25,6 +25,7 @@ from pipeline.contract.train_batch import (
     TrainGroup,
     TrainRollout,
 )
+from pipeline.embedded import EmbeddedServices
 from pipeline.queue.payloads import PayloadStore, load_body, open_payloads
 from pipeline.settings import Settings, load_settings
 from pipeline.store.engine import READY_CHANNEL, Listener, open_engine, transact
@@ -81,19 +82,16 @@ class TrainerClient:
     def connect(
         cls, run: str, *, consumer: str = "trainer", settings: Settings | None = None
     ) -> TrainerClient:
-        """Return a client for the store that the settings name.
+        """Return a client for the store that the settings name, or the private one of this folder.
+
+        A private server is not started here; one that runs stays until `rollout down`.
 
         Raises:
-            ConfigError: The settings name no database.
+            ServiceUnavailable: The settings name no database, and no private one runs.
             SchemaOutdated: It is not migrated.
         """
         settings = settings or load_settings()
-        if settings.database.url is None:
-            raise ConfigError(
-                "The trainer does not know where the trajectory store is.",
-                remedy="Set ROLLOUT_DATABASE__URL; `rollout up` prints it for local services.",
-            )
-        engine = open_engine(settings.database.url.get_secret_value())
+        engine = open_engine(_database_url(settings))
         require_current(engine)
         return cls(engine, run=run, consumer=consumer, payloads=open_payloads(settings))
 
@@ -295,3 +293,16 @@ class TrainerClient:
             version_min=row.version_min,
             version_max=row.version_max,
         )
+
+
+def _database_url(settings: Settings) -> str:
+    if settings.database.url is not None:
+        return settings.database.url.get_secret_value()
+    url = EmbeddedServices(settings.data_dir).find_postgres()
+    if url is None:
+        raise ServiceUnavailable(
+            f"No trajectory store is named, and no private one runs in {settings.data_dir}.",
+            remedy="Start it in this folder: `rollout up`. Or set ROLLOUT_DATABASE__URL.",
+            code="E212",
+        )
+    return url

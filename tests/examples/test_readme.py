@@ -136,7 +136,11 @@ async def worked_off(engine: Engine, settings: Settings, runtime: Runtime) -> li
 
 
 async def test_the_plugin_runs_and_the_trainer_pulls_its_groups(
-    engine: Engine, database_url: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    engine: Engine,
+    database_url: str,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     options = options_of("--plugin")
     load_plugins([options["--plugin"]])
@@ -148,20 +152,12 @@ async def test_the_plugin_runs_and_the_trainer_pulls_its_groups(
     assert [completion.error for completion in completions] == [None] * report.rollouts
     assert report.rollouts == 8
     monkeypatch.setenv("ROLLOUT_DATABASE__URL", database_url)
-    trained: list[tuple[list[dict[str, Any]], float]] = []
-    saved: list[int] = []
     program = compile(fenced("python", "TrainerClient"), "README.md", "exec")
-    await asyncio.to_thread(
-        exec,
-        program,
-        {
-            "train": lambda messages, advantage: trained.append((messages, advantage)),
-            "save_checkpoint": saved.append,
-        },
-    )
-    assert saved == [0]
-    assert sorted(round(advantage, 9) for _, advantage in trained) == [-0.75] * 2 + [0.25] * 6
-    assert {messages[0]["content"] for messages, _ in trained} == set(SQUARES)
+    await asyncio.to_thread(exec, program, {})
+    assert Path("checkpoint").read_text() == "0"
+    trained = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
+    assert sorted(advantage for advantage, _ in trained) == ["+0.25"] * 6 + ["-0.75"] * 2
+    assert {said for _, said in trained} == {"84.0", "17.0", "I do not know."}
     with engine.connect() as connection:
         states = connection.execute(text("SELECT state FROM groups")).scalars().all()
     assert states == ["consumed"] * 2

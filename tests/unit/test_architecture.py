@@ -54,7 +54,7 @@ LAYERS = {
         )
         for name in SERVICES
     },
-    "trainer": Layer(("pipeline.trainer",), ("contract", "settings", *ADAPTERS)),
+    "trainer": Layer(("pipeline.trainer",), ("contract", "settings", "embedded", *ADAPTERS)),
     "web": Layer(("pipeline.web",), ("contract", "settings", "limits", "trainer", *ADAPTERS)),
     # What puts them together.
     "controller": Layer(
