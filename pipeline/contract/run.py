@@ -70,17 +70,22 @@ class RunConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    purpose: RunPurpose = RunPurpose.TRAIN
+    purpose: RunPurpose = Field(
+        default=RunPurpose.TRAIN,
+        description="`train` or `eval`: kept with the run, changes nothing else.",
+    )
     agent: str = Field(default="single_turn", description="Registered name of the agent.")
-    agent_config: dict[str, Any] = {}
-    tools: tuple[str, ...] = ()
-    tools_config: dict[str, dict[str, Any]] = {}
+    agent_config: dict[str, Any] = Field(default={}, description="Options of the agent.")
+    tools: tuple[str, ...] = Field(default=(), description="Registered names of the agent's tools.")
+    tools_config: dict[str, dict[str, Any]] = Field(
+        default={}, description="Options of tools, by the tool's name."
+    )
     reward: str | None = Field(
         default_factory=_default_reward,
         description="Registered name; None: the agent's own verdict, if it leaves one. "
         "Default: exact_match; None for coding and swe.",
     )
-    reward_config: dict[str, Any] = {}
+    reward_config: dict[str, Any] = Field(default={}, description="Options of the reward.")
     model: str | None = Field(default=None, description="Model name; None: the worker's default.")
     base_url: BaseUrl = Field(
         default=None,

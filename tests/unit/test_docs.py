@@ -21,11 +21,14 @@ from pydantic.fields import FieldInfo
 
 from pipeline.contract.errors import ERROR_TABLE, Action, ErrorClass
 from pipeline.contract.rollout import StopReason
+from pipeline.contract.run import RunConfig
+from pipeline.contract.train_batch import TrainGroup, TrainRollout
 from pipeline.settings import _ALIASES, Settings
 from pipeline.store.tables import metadata
 from workers.core.registry import BUILTIN_AGENTS
 from workers.core.tool_registry import BUILTIN_TOOLS
 from workers.rewards.registry import BUILTIN_REWARDS
+from workers.rewards.reward_function import ALIASES, INPUTS
 
 DOCS = ROOT / "docs"
 RECORDS = sorted((DOCS / "adr").glob("*.md"))
@@ -69,6 +72,37 @@ def test_every_setting_is_listed_with_its_default() -> None:
         if len(cells) == 3 and cells[0].startswith("`")
     }
     assert listed == {name: shown(field.default) for name, field in fields(Settings)}
+
+
+def test_every_field_of_a_run_is_listed_with_its_default_and_meaning() -> None:
+    listed = {
+        cells[0].strip("`"): cells[1:]
+        for cells in rows(read(DOCS / "runs.md"))
+        if cells[0].startswith("`")
+    }
+
+    def default_of(field: FieldInfo) -> object:
+        return field.get_default(call_default_factory=True, validated_data={})
+
+    assert listed == {
+        name: [shown(default_of(field)), field.description] for name, field in fields(RunConfig)
+    }
+
+
+@pytest.mark.parametrize("kind", [TrainRollout, TrainGroup])
+def test_every_field_that_a_trainer_reads_is_listed(kind: type) -> None:
+    text = read(DOCS / "training.md").partition(f"A `{kind.__name__}` is")[2]
+    table = text[text.index("| field") :].partition("\n\n")[0]
+    listed = {name for cells in rows(table) for name in re.findall(r"`(\w+)`", cells[0])}
+    public = {name for name in vars(kind) if not name.startswith("_")}
+    assert listed == public | set(kind.__dataclass_fields__)
+
+
+def test_what_a_reward_may_take_is_listed() -> None:
+    text = read(DOCS / "agents.md").partition("## Rewards")[2]
+    table = text[text.index("| parameter") :].partition("\n\n")[0]
+    listed = {name for cells in rows(table) for name in re.findall(r"`(\w+)`", cells[0])}
+    assert listed == {*INPUTS, *ALIASES}
 
 
 def test_every_other_tools_name_is_listed() -> None:
