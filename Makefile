@@ -1,27 +1,31 @@
-# `make help` lists what there is. Every target makes the virtual environment first, once.
+# `make help` lists what there is. Every target makes the virtual environment first, once: the demo
+# with what it needs, all others with everything.
 
 VENV := .venv
 BIN := $(VENV)/bin
 VERL := .venv-verl/bin/python
 INSTALLED := $(VENV)/.installed
+DEMO := $(VENV)/.installed-for-demo
+RECENT := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for name in python3 python3.14 python3.13 python3.12 python3.11 python; do \
-	$$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
-	&& { echo $$name; break; }; done)
+	$$name -c '$(RECENT)' 2>/dev/null && { echo $$name; break; }; done)
 CONSTRAINTS := $(wildcard constraints.txt)
+# Empty if $(VENV) is missing, its Python is gone or too old, or it has no pip.
+USABLE := $(shell $(BIN)/python -c 'import pip; $(RECENT)' 2>/dev/null && echo yes)
 
 # Test processes at once; further arguments for pytest and for the benchmarks.
 JOBS ?= 3
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test faults test-verl check bench clean
+.PHONY: help install demo test faults test-verl check bench clean new-venv
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(INSTALLED) ## Make .venv with everything for development
 
-demo: $(INSTALLED) ## Run 64 prompts x 4 rollouts on private servers, then clean up
+demo: $(DEMO) ## Run 64 prompts x 4 rollouts on private servers, then clean up
 	@$(BIN)/rollout demo $(ARGS)
 
 test: $(INSTALLED) ## Run the test suite; a selection: make test ARGS="tests/unit -k lease"
@@ -49,10 +53,18 @@ bench: $(INSTALLED) ## Measure this machine and print the table of goals
 clean: ## Remove the virtual environment and caches
 	rm -rf $(VENV) .venv-verl .pytest_cache .ruff_cache .hypothesis build *.egg-info
 
-$(INSTALLED): pyproject.toml $(CONSTRAINTS)
+new-venv:
 	@test -n "$(PYTHON)" || { echo 'Python 3.11 or newer is needed: make PYTHON=/path/to/python3'; exit 1; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@test ! -e $(VENV) || echo 'The Python of $(VENV) is missing, older than 3.11 or without pip.'
+	@echo 'Making $(VENV) with $(PYTHON) ...'
+	@$(PYTHON) -m venv --clear $(VENV)
+
+$(DEMO): EXTRA := embedded
+$(INSTALLED): EXTRA := dev
+# Python compiles what it imports, so pip need not compile everything. Either installation serves
+# the demo; `touch` says so.
+$(DEMO) $(INSTALLED): pyproject.toml $(CONSTRAINTS) $(if $(USABLE),,new-venv)
 	@echo 'Installing into $(VENV) ...'
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		$(addprefix --constraint ,$(CONSTRAINTS)) --editable '.[dev]'
-	@touch $@
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile \
+		$(addprefix --constraint ,$(CONSTRAINTS)) --editable '.[$(EXTRA)]'
+	@touch $(DEMO) $@
