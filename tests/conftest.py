@@ -21,6 +21,7 @@ from fixtures.brokers import (
     delete_queues,
     moto_server,
 )
+from fixtures.progress import register_progress
 from fixtures.servers import PrivateServers
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
@@ -35,6 +36,7 @@ _FOREIGN = ("ROLLOUT_", "OPENAI_", "ANTHROPIC_", "AWS_", "BASE_URL", "MODEL_ID")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    register_progress(config)
     if url := os.environ.get("ROLLOUT_TEST_AMQP_URL"):
         os.environ[AMQP_VARIABLE] = url
     for name in list(os.environ):
