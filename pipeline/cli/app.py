@@ -25,6 +25,7 @@ from pipeline.cli import (
     doctor,
     errors,
     limits,
+    listing,
     operations,
     policy,
     removal,
@@ -54,6 +55,7 @@ COMMANDS: Final[dict[str, dict[str, Any]]] = {
     "Start": {
         "demo": demo.demo,
         "doctor": doctor.doctor,
+        "list": listing.list_,
         "run": run.run,
         "submit": submit.submit,
         "resume": run.resume,
