@@ -69,7 +69,7 @@ def check_options(owner: str, given: Mapping[str, Any], known: Options | None) -
         if isinstance(kind, Mapping) and isinstance(value, Mapping):
             check_options(f"{owner}: {name}", value, kind)
         elif problem := _problem(dict if isinstance(kind, Mapping) else kind, value):
-            raise OptionError(f"{owner}: {name} cannot be {value!r}: {problem}.")
+            raise OptionError(f"{owner}: {name} cannot be {repr(value)[:80]}: {problem}.")
 
 
 def _known_instead(name: str, known: Options) -> str:
