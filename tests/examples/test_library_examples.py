@@ -21,7 +21,7 @@ SCRIPTS = [
 ]
 
 #: Run by tests of their own.
-OTHERS = ["k8s_swe_agent/k8s_swe_agent.py", "trajectory_client/browse.py"]
+OTHERS = ["k8s_swe_agent/k8s_swe_agent.py", "train_loop.py", "trajectory_client/browse.py"]
 
 
 def run(script: str, folder: Path, **variables: str) -> str:
