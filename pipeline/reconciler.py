@@ -1,7 +1,8 @@
 """The reconciler: gives up attempts that nobody has heard of for longer than their lease.
 
 A lost attempt goes through the same decision as any error. Judges only by the database clock, and
-only what the collector has certainly read. Must not: publish.
+only what the collector has certainly read. It also ends overdue groups, folds tallies and advances
+the clocks of runs. Must not: publish.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from pipeline.store.rollouts import (
 )
 from pipeline.store.runs import list_queues
 from pipeline.store.tallies import fold_tallies
+from pipeline.store.working_time import advance_clocks
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +74,7 @@ class Reconciler:
 
     def step(self) -> None:
         """Give up what is silent, then wait."""
+        transact(self._engine, advance_clocks)
         transact(self._engine, self._end_overdue)
         report = transact(self._engine, self._give_up_silent)
         for sentence in report.paused:

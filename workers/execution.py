@@ -53,7 +53,7 @@ async def execute(request: RolloutRequest, runtime: Runtime) -> Completion:
         asyncio.CancelledError: The worker was told to stop it, because it is no longer wanted.
     """
     attempt = Attempt(request, runtime.worker_id, redactor=runtime.redactor)
-    with runtime.in_flight.entered(attempt):
+    with runtime.in_flight.entered(attempt), runtime.activity.counted(attempt):
         try:
             # What no boundary below has named is no reason to leave the rollout without an outcome.
             with boundary(AgentError, "unexpected"):

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from pipeline.contract.activity import RunActivity
 from pipeline.contract.errors import QueueUnavailable
 from pipeline.contract.messages import AttemptBeat, Heartbeat
 from pipeline.queue.completions import OutcomePublisher
@@ -42,6 +43,7 @@ class Heartbeats(threading.Thread):
         in_flight: What it executes.
         waiting: Attempts that wait here, before they run or after: for a free place, or for a
             broker that takes their completion.
+        activity: What the attempts of each run did so far; asked on the loop.
         refused: Messages that cannot be taken, to be told to the collector.
         worker_id: This process.
         capacity: Attempts it runs at once.
@@ -57,6 +59,7 @@ class Heartbeats(threading.Thread):
         in_flight: InFlight,
         *,
         waiting: Callable[[], tuple[AttemptBeat, ...]],
+        activity: Callable[[], tuple[RunActivity, ...]] = tuple,
         refused: RefusedMessages | None = None,
         worker_id: str,
         capacity: int,
@@ -69,6 +72,7 @@ class Heartbeats(threading.Thread):
         self._loop = loop
         self._in_flight = in_flight
         self._waiting = waiting
+        self._activity = activity
         self._refused = refused or RefusedMessages()
         self._worker_id = worker_id
         self._capacity = capacity
@@ -108,10 +112,15 @@ class Heartbeats(threading.Thread):
 
     def _beat(self, *, final: bool = False) -> None:
         try:
-            held = () if final else self._loop.call(self._in_flight.beats, timeout_s=_BLOCKED_S)
+            held, activity = self._loop.call(
+                lambda: (() if final else self._in_flight.beats(), self._activity()),
+                timeout_s=_BLOCKED_S,
+            )
         except TimeoutError:
             self._report_blocked()
-            return
+            if not final:
+                return
+            held, activity = (), ()
         running = {(beat.rollout_id, beat.attempt_no) for beat in held}
         there = () if final else self._waiting()
         waiting = tuple(b for b in there if (b.rollout_id, b.attempt_no) not in running)
@@ -127,6 +136,7 @@ class Heartbeats(threading.Thread):
             refused=refused,
             queues=self._queues,
             base_urls=self._base_urls,
+            activity=activity,
         )
         try:
             self._publisher.send_heartbeat(beat)

@@ -21,8 +21,10 @@ from pipeline.limits.run_limiter import RunLimiter
 from pipeline.redaction import NOTHING, Redactor
 from pipeline.settings import Settings
 from pipeline.settings.sections import LlmSettings
+from workers.activity import Activity, WatchTry
 from workers.asked_options import require_options
 from workers.attempt import Attempt
+from workers.call_warnings import CallWarnings
 from workers.core.base_agent import BaseAgent
 from workers.core.registry import get_agent_class
 from workers.core.tool_registry import get_global_tool_registry
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
 _MAX_AGENTS = 64
 
 
-MakeClient = Callable[[str, LlmSettings, "CallLimiter | None"], ModelClient]
+MakeClient = Callable[[str, LlmSettings, "CallLimiter | None", WatchTry], ModelClient]
 
 
 class UnclockedLimiter:
@@ -84,6 +86,10 @@ class Runtime:
         self.settings = settings
         self.worker_id = worker_id
         self.in_flight = InFlight()
+        self.activity = Activity(
+            CallWarnings(f"Each call is tried again up to {settings.llm.max_retries} times."),
+            redactor=redactor,
+        )
         self._make_client = make_client or _make_client
         self._limits = limits
         self._agents: dict[bytes, BaseAgent] = {}
@@ -165,7 +171,9 @@ class Runtime:
                 limiter = UnclockedLimiter(
                     self._limits.for_run(base_url, model, run=request.run, weight=request.weight)
                 )
-            client = self._clients[key] = self._make_client(base_url, self.settings.llm, limiter)
+            watch = self.activity.watcher(request.run_id, base_url, model)
+            client = self._make_client(base_url, self.settings.llm, limiter, watch)
+            self._clients[key] = client
         return client
 
 
@@ -191,7 +199,9 @@ def _make_agent(request: RolloutRequest) -> BaseAgent:
     return agent
 
 
-def _make_client(base_url: str, llm: LlmSettings, limiter: CallLimiter | None) -> ModelClient:
+def _make_client(
+    base_url: str, llm: LlmSettings, limiter: CallLimiter | None, watch: WatchTry
+) -> ModelClient:
     from workers.llm.call_retries import CallRetries, CallRetryPolicy
     from workers.llm.providers import make_client
 
@@ -211,6 +221,7 @@ def _make_client(base_url: str, llm: LlmSettings, limiter: CallLimiter | None) -
                 sleep=lambda delay_s: off_the_clock(asyncio.sleep(delay_s)),
             ),
             limiter=limiter,
+            watch=watch,
             capture_tokens=llm.capture_tokens,
         )
     except ConfigError as error:

@@ -72,6 +72,7 @@ def run_worker(settings: Settings, *, ready: Callable[[str], None] = lambda _: N
         loop,
         runtime.in_flight,
         waiting=lambda: (*reserved_beats(celery_state.reserved_requests), *outbox.beats()),
+        activity=runtime.activity.snapshot,
         refused=refused,
         worker_id=worker_id,
         capacity=settings.worker.concurrency,

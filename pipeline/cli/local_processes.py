@@ -68,6 +68,11 @@ class LocalProcesses:
             arguments = [*_arguments(options), *(["--queues", queue] if queue else [])]
             self._spawn(WORKER, [WORKER, *arguments], with_database=False)
 
+    @property
+    def kinds(self) -> frozenset[str]:
+        """What was started here and is not let go of: workers, a controller."""
+        return frozenset(child.kind for child in self._own)
+
     def staying(self) -> list[Child]:
         """Return what runs in the background here, on the same servers."""
         place = _place_of(self.settings)

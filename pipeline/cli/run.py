@@ -229,6 +229,8 @@ def _run_here(
         wait_timeout_s: Longest wait.
         as_json: How to say how it ended.
     """
+    from pipeline.store.status import run_status
+
     signal.signal(signal.SIGTERM, _interrupt)
     with open_deployment(settings, broker=True, create=True) as deployment:
         config = settle(deployment)
@@ -246,10 +248,11 @@ def _run_here(
                 processes.leave()
                 note(f"It goes on in the background. Follow it: rollout watch {found.slug}")
                 return
-            final = wait_for_run(
+            wait_for_run(
                 deployment,
                 found,
                 check=processes.check,
+                started=processes.kinds,
                 timeout_s=wait_timeout_s,
                 after_timeout="The run is kept, but what this command started for it is stopped. "
                 "Go on with it: rollout resume",
@@ -263,6 +266,8 @@ def _run_here(
             raise
         finally:
             processes.stop()
+        # The workers' last figures came while they were stopped.
+        final = deployment.transact(lambda connection: run_status(connection, found))
     if as_json:
         print_json(final.to_json())
     else:

@@ -9,6 +9,7 @@ import typer
 from pipeline.cli.deployment import opened
 from pipeline.cli.options import Json, RunName
 from pipeline.cli.output import counts, note, number, print_json, print_table
+from pipeline.cli.panel import describe_calls, describe_tools
 from pipeline.cli.progress import wait_for_run
 
 if TYPE_CHECKING:
@@ -132,8 +133,10 @@ def print_status(status: RunStatus) -> None:
         ("groups", counts(status.groups)),
         ("rollouts", _rollouts(status)),
         ("reward", reward_text(status)),
-        ("attempts", status.attempts),
+        ("attempts", f"{status.attempts} ({status.retries} retries)"),
         ("errors", counts(status.errors)),
+        *(("model calls", line) for line in describe_calls(status)),
+        *([("tools", describe_tools(status))] if status.activity.tools else []),
         ("tokens", f"{status.prompt_tokens:,} prompt, {status.completion_tokens:,} completion"),
         ("elapsed", f"{status.elapsed_s:.1f} s"),
     ]
@@ -150,7 +153,7 @@ def print_status(status: RunStatus) -> None:
             [(each.name, each.version, each.n, number(each.mean)) for each in status.scores],
             right=("trajectories", "mean"),
         )
-    for sentence in status.waits:
+    for sentence in (*status.waits, *status.warnings):
         print(sentence)
 
 

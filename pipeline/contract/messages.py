@@ -12,6 +12,7 @@ from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from pipeline.contract.activity import RunActivity
 from pipeline.contract.errors import SCORED_BY_DEFAULT, ErrorClass, MalformedMessage
 from pipeline.contract.rollout import LABEL_PATTERN, StopReason
 from pipeline.contract.run import AttemptLimits, BaseUrl
@@ -188,7 +189,7 @@ class RefusedMessage(BaseModel):
 
 
 class Heartbeat(_Message):
-    """What a worker holds, and what it takes; one message for all its attempts."""
+    """What a worker holds, what it takes, and what it did for the runs it began last."""
 
     worker_id: str
     sequence: int
@@ -201,6 +202,7 @@ class Heartbeat(_Message):
     base_urls: tuple[str, ...] = Field(
         default=(), description="Endpoints it may call besides those on loopback."
     )
+    activity: tuple[RunActivity, ...] = ()
 
 
 M = TypeVar("M", bound=_Message)

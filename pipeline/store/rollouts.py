@@ -16,6 +16,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 
 from pipeline.contract.messages import Heartbeat
 from pipeline.contract.rollout import label_of
+from pipeline.store.activity import stored_activity
 from pipeline.store.runs import Run
 
 #: Any number that nothing else in the database locks by.
@@ -175,11 +176,13 @@ WHERE a.state NOT IN ('dispatched', 'running')
 """)
 
 _SEEN = text("""
-INSERT INTO processes (process_id, kind, capacity, in_flight, loop_lag_ms, stopping, takes)
-VALUES (:worker_id, 'worker', :capacity, :in_flight, :loop_lag_ms, :stopping, :takes)
+INSERT INTO processes
+    (process_id, kind, capacity, in_flight, loop_lag_ms, stopping, takes, activity)
+VALUES (:worker_id, 'worker', :capacity, :in_flight, :loop_lag_ms, :stopping, :takes, :activity)
 ON CONFLICT (process_id) DO UPDATE SET last_seen_at = now(), capacity = :capacity,
-    in_flight = :in_flight, loop_lag_ms = :loop_lag_ms, stopping = :stopping, takes = :takes
-""").bindparams(bindparam("takes", type_=JSONB))
+    in_flight = :in_flight, loop_lag_ms = :loop_lag_ms, stopping = :stopping, takes = :takes,
+    activity = coalesce(nullif(excluded.activity, '{}'), processes.activity)
+""").bindparams(bindparam("takes", type_=JSONB), bindparam("activity", type_=JSONB))
 
 
 def keep_alive(connection: Connection, beat: Heartbeat, *, lease_s: float) -> list[str]:
@@ -196,6 +199,7 @@ def keep_alive(connection: Connection, beat: Heartbeat, *, lease_s: float) -> li
             "loop_lag_ms": beat.loop_lag_ms,
             "stopping": beat.stopping,
             "takes": {"queues": beat.queues, "base_urls": beat.base_urls},
+            "activity": stored_activity(beat.activity),
         },
     )
     if not beat.attempts:

@@ -15,6 +15,7 @@ from sqlalchemy import Connection, text
 
 from pipeline.contract.run import RunConfig
 from pipeline.store.group_policy import ShortGroup
+from pipeline.store.working_time import advance_clock
 
 #: Ended rollouts below which an error rate says nothing.
 MIN_JUDGED = 20
@@ -121,5 +122,6 @@ def _so_many(finished: int, failed: int, bound: float | None) -> str:
 
 
 def _pause(connection: Connection, run_id: UUID, reason: str) -> list[str]:
+    advance_clock(connection, run_id)
     slugs = connection.execute(_PAUSE, {"run_id": run_id, "reason": reason}).scalars()
     return [f"Run {slug} is paused because {reason}." for slug in slugs]

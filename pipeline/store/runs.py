@@ -18,6 +18,7 @@ from pipeline.contract.errors import NotFound, Refused
 from pipeline.contract.rollout import RunState, run_id_of
 from pipeline.contract.run import DEFAULT_REQUEST_QUEUE, RunConfig, RunOrigin, own_queue_of
 from pipeline.store.tables import runs
+from pipeline.store.working_time import advance_clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +157,10 @@ def set_run_state(
 ) -> None:
     """Move a run; also notes it among the events.
 
-    A run that is started again is judged anew, and its groups' deadlines stood still meanwhile.
+    A run that is started again is judged anew; its clock and its groups' deadlines stood still
+    meanwhile.
     """
+    advance_clock(connection, run.run_id)
     values: dict[str, Any] = {"state": state, "state_reason": reason}
     if state is RunState.ACTIVE:
         values |= {"judged_finished": 0, "judged_failed": 0}

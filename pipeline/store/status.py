@@ -6,21 +6,24 @@ statement, so they belong together. Reads only.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from sqlalchemy import Connection, text
 
+from pipeline.contract.activity import RunActivity
 from pipeline.contract.rollout import GroupState, RolloutState, RunState
 from pipeline.contract.run import RunConfig
 from pipeline.contract.train_batch import PipelineStats
 from pipeline.store.accounting import Accounting, account
+from pipeline.store.activity import describe_failing_tools, run_activity
 from pipeline.store.processes import ALIVE_S
 from pipeline.store.reward_error import GROUP_SUMS, STDERR, prompt_sums
 from pipeline.store.run_health import is_failing
 from pipeline.store.runs import Run, get_run
 from pipeline.store.waits import WaitFacts, describe_waits
+from pipeline.store.working_time import elapsed_s
 
 # Tallies, and rows that a partial index finds: it takes no longer in a run of a million rollouts.
 _STATUS = """
@@ -41,7 +44,9 @@ WITH r AS (
     FROM rollout_tallies WHERE run_id = :run_id
 ), c AS ({prompt_sums}
 ), a AS (
-    SELECT coalesce(sum(n), 0) AS attempts, coalesce(sum(prompt_tokens), 0) AS prompt_tokens,
+    SELECT coalesce(sum(n), 0) AS attempts,
+        coalesce(sum(n) FILTER (WHERE error_class IS NOT NULL), 0) AS failed_attempts,
+        coalesce(sum(prompt_tokens), 0) AS prompt_tokens,
         coalesce(sum(completion_tokens), 0) AS completion_tokens
     FROM attempt_tallies WHERE run_id = :run_id
 ), g AS (
@@ -74,8 +79,8 @@ SELECT r.*, a.*, g.*, e.*, s.*, w.*, o.*, p.*, coalesce(prompts, 0) AS reward_pr
     {stderr} AS reward_stderr, runs.state, runs.state_reason,
     runs.judged_finished, runs.judged_failed, runs.next_group_no,
     runs.sealed_at IS NOT NULL AS is_sealed,
-    extract(epoch FROM now() - runs.created_at) AS age_s,
-    extract(epoch FROM greatest(r.last_finished_at, runs.created_at) - runs.created_at) AS ended_s
+    runs.worked_s, extract(epoch FROM now() - runs.worked_at) AS since_s,
+    extract(epoch FROM r.last_finished_at - runs.worked_at) AS ended_s
 FROM runs, r, c, a, g, e, s, w, o, p WHERE runs.run_id = :run_id
 """
 
@@ -118,13 +123,16 @@ class RunStatus:
     reward_prompts: int  #: prompts that have a reward
     scores: tuple[Score, ...]  #: of every reward, the run's own and rescored ones
     attempts: int
+    retries: int  #: attempts that failed and were followed by another, or will be
     errors: dict[str, int]
+    activity: RunActivity
     prompt_tokens: int
     completion_tokens: int
     elapsed_s: float
     oldest_running_s: float | None
     live_workers: int
     waits: tuple[str, ...]
+    warnings: tuple[str, ...]  #: what is wrong, though nothing waits for it
     sums: Accounting
 
     @property
@@ -166,24 +174,36 @@ class RunStatus:
                 "prompts": self.reward_prompts,
             },
             "attempts": self.attempts,
+            "retries": self.retries,
             "errors": self.errors,
+            "model_calls": [calls.model_dump(mode="json") for calls in self.activity.endpoints],
+            "tools": {name: calls.model_dump() for name, calls in self.activity.tools.items()},
             "tokens": {"prompt": self.prompt_tokens, "completion": self.completion_tokens},
             "elapsed_s": round(self.elapsed_s, 3),
             "accounting": self.sums.to_json(),
             "waits": list(self.waits),
             "scores": [asdict(score) for score in self.scores],
+            "warnings": list(self.warnings),
         }
 
 
-def run_status(connection: Connection, run: Run) -> RunStatus:
+def run_status(connection: Connection, run: Run, *, started: Collection[str] = ()) -> RunStatus:
     """Return a run's figures.
 
-    `elapsed_s` counts from the run's creation, and stops when its last rollout ended.
+    `elapsed_s` is the run's working time: it stands still while the run is paused, and while no
+    controller works on it.
+
+    Args:
+        connection: An open transaction.
+        run: The run.
+        started: Kinds of processes (`worker`, `controller`) that the asking command started.
     """
-    return _run_status(connection, run, prompt_sums(connection, run))
+    return _run_status(connection, run, prompt_sums(connection, run), started)
 
 
-def _run_status(connection: Connection, run: Run, sums: str) -> RunStatus:
+def _run_status(
+    connection: Connection, run: Run, sums: str, started: Collection[str] = ()
+) -> RunStatus:
     query = _STATUS.format(prompt_sums=sums, stderr=STDERR)
     row = connection.execute(text(query), {"run_id": run.run_id, "alive_s": ALIVE_S}).one()
     rollouts = {name: int(getattr(row, name)) for name in ("total", *map(str, RolloutState))}
@@ -191,6 +211,7 @@ def _run_status(connection: Connection, run: Run, sums: str) -> RunStatus:
     state = _state(row.state, is_done=row.is_sealed and not n_open)
     errors = dict(sorted(row.errors.items(), key=lambda item: (-item[1], item[0])))
     oldest = _figure(row.oldest_running_s)
+    activity = run_activity(connection, run.run_id)
     return RunStatus(
         run=run.slug,
         sums=account(connection, run.run_id),
@@ -208,10 +229,12 @@ def _run_status(connection: Connection, run: Run, sums: str) -> RunStatus:
         reward_prompts=int(row.reward_prompts),
         scores=tuple(Score(name, version, n, float(mean)) for name, version, n, mean in row.scores),
         attempts=int(row.attempts),
+        retries=max(0, int(row.failed_attempts) - rollouts["failed"]),
         errors=errors,
+        activity=activity,
         prompt_tokens=int(row.prompt_tokens),
         completion_tokens=int(row.completion_tokens),
-        elapsed_s=float(row.age_s if n_open or not row.is_sealed else row.ended_s or row.age_s),
+        elapsed_s=_elapsed_s(row, state, n_open),
         oldest_running_s=oldest,
         live_workers=row.live_workers,
         waits=describe_waits(
@@ -229,9 +252,12 @@ def _run_status(connection: Connection, run: Run, sums: str) -> RunStatus:
                 live_workers=row.live_workers,
                 live_collectors=row.live_collectors,
                 errors=errors,
+                endpoints=activity.endpoints,
                 queue=run.config.queue,
+                started=started,
             )
         ),
+        warnings=describe_failing_tools(activity, run.slug),
     )
 
 
@@ -271,6 +297,12 @@ def _is_failing(row: Any, failed: int, config: RunConfig) -> bool:
         failed=row.judged_failed,
         prompts=row.next_group_no,
     )
+
+
+def _elapsed_s(row: Any, state: RunState, n_open: int) -> float:
+    if not n_open:
+        return elapsed_s(row.worked_s, _figure(row.ended_s))
+    return elapsed_s(row.worked_s, float(row.since_s) if state is RunState.ACTIVE else None)
 
 
 def _state(stored: str, *, is_done: bool) -> RunState:

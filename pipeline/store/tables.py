@@ -58,6 +58,8 @@ runs = Table(
     _must("judged_failed", Integer),
     _time("sealed_at"),
     _time("created_at", nullable=False),
+    _must("worked_s", Double),
+    _time("worked_at", nullable=False),
 )
 policy_versions = Table(
     "policy_versions",
@@ -305,4 +307,5 @@ processes = Table(
     Column("loop_lag_ms", Double),
     _must("stopping", Boolean),
     Column("takes", JSONB),
+    _must("activity", JSONB),
 )

@@ -5,9 +5,10 @@ Used by `status.py`. Must not: ask the database.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from pipeline.contract.activity import EndpointCalls
 from pipeline.contract.rollout import RunState
 from pipeline.contract.run import DEFAULT_REQUEST_QUEUE
 
@@ -32,7 +33,9 @@ class WaitFacts:
     live_workers: int
     live_collectors: int
     errors: Mapping[str, int]
+    endpoints: Sequence[EndpointCalls] = ()
     queue: str = DEFAULT_REQUEST_QUEUE
+    started: Collection[str] = ()  #: kinds of processes that the asking command started itself
 
 
 def describe_waits(facts: WaitFacts) -> tuple[str, ...]:
@@ -50,13 +53,14 @@ def _sentences(facts: WaitFacts) -> Iterator[str]:
     if facts.state is RunState.CANCELLED:
         yield "It is cancelled."
     if n_open and not facts.live_collectors:
-        yield "No controller reports; start one with: rollout controller (or rollout up)."
+        yield _missing("controller", facts.started)
     if n_open and not facts.live_workers:
-        yield "No worker reports; start one with: rollout worker (or rollout up)."
+        yield _missing("worker", facts.started)
+    yield from _failing_calls(facts.endpoints)
     if facts.running:
         oldest = ""
         if facts.oldest_running_s is not None:
-            oldest = f", the oldest for {_duration(facts.oldest_running_s)}"
+            oldest = f", the oldest for {duration(facts.oldest_running_s)}"
         yield f"{_rollouts(facts.running)} running{oldest}."
     if facts.dispatched:
         # Workers do not say which queues they take from, but a queue of its own is worth a hint.
@@ -64,7 +68,7 @@ def _sentences(facts: WaitFacts) -> Iterator[str]:
         where = f", those of: rollout worker --queues {facts.queue}" if is_own else ""
         yield f"{_rollouts(facts.dispatched)} on the way to a worker{where}."
     if facts.retry_waits:
-        soon = _duration(facts.next_retry_s or 0)
+        soon = duration(facts.next_retry_s or 0)
         verb = "waits" if facts.retry_waits == 1 else "wait"
         noun = "rollout" if facts.retry_waits == 1 else "rollouts"
         yield f"{facts.retry_waits} {noun} {verb} for a retry, the next in {soon}."
@@ -77,11 +81,38 @@ def _sentences(facts: WaitFacts) -> Iterator[str]:
         yield f"Failed so far: {', '.join(f'{n} {name}' for name, n in top)}."
 
 
+def _missing(kind: str, started: Collection[str]) -> str:
+    if kind in started:
+        return f"The {kind} that this command started has not reported yet, or not for 30 s."
+    return f"No {kind} reports; start one with: rollout {kind} (or rollout up)."
+
+
+def _failing_calls(endpoints: Iterable[EndpointCalls]) -> Iterator[str]:
+    for calls in endpoints:
+        failures = sorted(calls.failures, key=lambda failed: -failed.last_minute)
+        n = sum(failed.last_minute for failed in failures)
+        if not n:
+            continue
+        reason = f"failed ({failures[0].message}); they are tried again"
+        if n >= calls.last_minute:
+            told = f"all {n} calls" if n > 1 else "the only call"
+            yield (
+                f"It waits for the model server {calls.base_url}: {told} in the last minute "
+                f"{reason}."
+            )
+        else:
+            yield (
+                f"{n} of {calls.last_minute} calls to the model server {calls.base_url} in the "
+                f"last minute {reason}."
+            )
+
+
 def _rollouts(n: int) -> str:
     return "1 rollout is" if n == 1 else f"{n} rollouts are"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Return a time for people, in one unit."""
     if seconds < 120:
         return f"{max(0, round(seconds))} s"
     if seconds < 7200:

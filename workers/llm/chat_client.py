@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 
 from pipeline.contract.base_urls import without_credentials
-from pipeline.contract.errors import ConfigError, ModelError, ModelTransportError
+from pipeline.contract.errors import ConfigError, ModelError, ModelRateLimit, ModelTransportError
 from workers.core.model_response import ModelResponse
 from workers.llm.call_errors import HttpAnswer, malformed
 from workers.llm.call_limits import CallLimiter
@@ -87,6 +87,7 @@ class ChatClient(ABC):
         extra_body: Fields put into every request as they are.
         headers: Headers sent with every request.
         call_retries: The runner of `retries`; a test gives one with its own clock.
+        watch: Told of each try as it ends: the error that a retry can help, None for any answer.
     """
 
     def __init__(
@@ -106,6 +107,7 @@ class ChatClient(ABC):
         extra_body: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
         call_retries: CallRetries | None = None,
+        watch: Callable[[ModelError | None], None] = lambda _: None,
     ) -> None:
         self.base_url = _checked_base_url(base_url)
         self.api_key = api_key or ""
@@ -120,6 +122,7 @@ class ChatClient(ABC):
         self._sampling = dict(sampling or {})
         self._extra_body = dict(extra_body or {})
         self._headers = dict(headers or {})
+        self._watch = watch
         self._url = f"{self.base_url}{self._path}"
 
     #: Path of the call below the base URL.
@@ -237,6 +240,16 @@ class ChatClient(ABC):
         Raises:
             ModelError: As `generate`.
         """
+        try:
+            response = await self._exchange(body)
+        except ModelError as error:
+            is_passing = isinstance(error, ModelRateLimit | ModelTransportError)
+            self._watch(error if is_passing else None)
+            raise
+        self._watch(None)
+        return response
+
+    async def _exchange(self, body: bytes) -> ModelResponse:
         try:
             async with asyncio.timeout(self.timeout_s):
                 answer = await self._post(body)

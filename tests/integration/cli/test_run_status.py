@@ -27,12 +27,16 @@ def test_the_document_has_the_keys_that_others_rely_on_in_their_order(engine: En
         "rollouts",
         "reward",
         "attempts",
+        "retries",
         "errors",
+        "model_calls",
+        "tools",
         "tokens",
         "elapsed_s",
         "accounting",
         "waits",
         "scores",
+        "warnings",
     ]
     assert document["groups"] == {
         "open": 2,
@@ -99,7 +103,7 @@ def test_a_retry_counts_as_an_attempt_and_is_waited_for(engine: Engine):
     with engine.begin() as connection:
         connection.execute(text("UPDATE rollouts SET not_before = now() + interval '1 hour'"))
     found = status_of(story)
-    assert found.attempts == 1
+    assert (found.attempts, found.retries) == (1, 1)
     assert found.errors == {}
     assert any("waits for a retry" in sentence for sentence in found.waits)
 

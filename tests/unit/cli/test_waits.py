@@ -45,6 +45,15 @@ def test_missing_processes_are_told_with_the_remedy():
     assert told[1].startswith("No worker reports; start one with: rollout worker")
 
 
+def test_what_the_asking_command_started_itself_is_not_asked_for():
+    facts = replace(BUSY, live_workers=0, live_collectors=0, started={"controller"})
+    told = describe_waits(facts)
+    assert told[0] == (
+        "The controller that this command started has not reported yet, or not for 30 s."
+    )
+    assert told[1].startswith("No worker reports")
+
+
 def test_a_pause_is_told_with_its_reason():
     told = describe_waits(replace(BUSY, state=RunState.PAUSED, state_reason="7 of 20 failed"))
     assert told[0] == "It is paused because 7 of 20 failed; go on with: rollout continue sums."

@@ -1,0 +1,39 @@
+"""Keep what workers say of runs under way, and for how long each run was worked on.
+
+Revision ID: 0005
+Revises: 0007
+"""
+
+from alembic import op
+
+revision = "0005"
+down_revision = "0007"
+branch_labels = None
+depends_on = None
+
+DDL = """
+-- By run: model calls, failures, tool calls, as sums since the process started.
+ALTER TABLE processes ADD COLUMN activity jsonb NOT NULL DEFAULT '{}';
+
+-- Seconds that the run was worked on until `worked_at`.
+ALTER TABLE runs ADD COLUMN worked_s double precision NOT NULL DEFAULT 0;
+ALTER TABLE runs ADD COLUMN worked_at timestamptz NOT NULL DEFAULT now();
+-- Of earlier runs only their beginning and the end of their last rollout are known.
+UPDATE runs SET worked_at = ended.at, worked_s = extract(epoch FROM ended.at - created_at)
+FROM (
+    SELECT run_id, greatest(max(last_finished_at), max(created_at)) AS at
+    FROM runs LEFT JOIN rollout_tallies USING (run_id) GROUP BY run_id
+) AS ended WHERE ended.run_id = runs.run_id
+"""
+
+
+def upgrade() -> None:
+    """Add the columns; runs that exist were worked on from their creation to their last outcome."""
+    for statement in DDL.split(";\n"):
+        op.execute(statement)
+
+
+def downgrade() -> None:
+    """Forget the figures."""
+    op.execute("ALTER TABLE processes DROP COLUMN activity")
+    op.execute("ALTER TABLE runs DROP COLUMN worked_s, DROP COLUMN worked_at")

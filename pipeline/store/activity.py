@@ -1,0 +1,94 @@
+"""What workers say of a run while it runs: model calls, failures, tools; added up over workers.
+
+Written with each heartbeat (`rollouts.keep_alive`), read by `status.py`. The figures belong to the
+processes that counted them, so they cover all workers that the store remembers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Connection, text
+
+from pipeline.contract.activity import CallFailures, EndpointCalls, RunActivity, ToolCalls
+from pipeline.store.processes import ALIVE_S
+
+_READ = text("""
+SELECT activity -> CAST(:run_id AS text) AS activity,
+       capacity > 0 AND last_seen_at > now() - make_interval(secs => :alive_s) AS is_alive
+FROM processes WHERE activity ? CAST(:run_id AS text) ORDER BY last_seen_at
+""")
+
+
+def stored_activity(activity: Sequence[RunActivity]) -> dict[str, Any]:
+    """Return a worker's figures as they are kept with its process: by run."""
+    return {str(one.run_id): one.model_dump(mode="json") for one in activity}
+
+
+def run_activity(connection: Connection, run_id: UUID) -> RunActivity:
+    """Return a run's figures over all workers; `last_minute` counts those that are alive."""
+    rows = connection.execute(_READ, {"run_id": str(run_id), "alive_s": ALIVE_S})
+    return _added_up(run_id, [(RunActivity(**row.activity), row.is_alive) for row in rows])
+
+
+def describe_failing_tools(activity: RunActivity, run: str) -> tuple[str, ...]:
+    """Return one sentence for each tool that failed every time it was called."""
+    return tuple(
+        f"Tool {name} failed every time it was called ({calls.count} of {calls.count} calls); "
+        f"see: rollout errors {run} --by tool"
+        for name, calls in sorted(activity.tools.items())
+        if calls.count and calls.errors == calls.count
+    )
+
+
+@dataclass(slots=True)
+class _Sum:
+    count: int = 0
+    last_minute: int = 0
+    message: str = ""
+    failures: dict[str, _Sum] = field(default_factory=dict)
+
+    def add(self, part: EndpointCalls | CallFailures, *, is_alive: bool) -> None:
+        self.count += part.count
+        self.last_minute += part.last_minute if is_alive else 0
+
+
+def _added_up(run_id: UUID, parts: Iterable[tuple[RunActivity, bool]]) -> RunActivity:
+    """Add up what several workers say, oldest first: the newest message of a failure stays."""
+    endpoints: dict[tuple[str, str], _Sum] = {}
+    tools: dict[str, ToolCalls] = {}
+    for part, is_alive in parts:
+        for calls in part.endpoints:
+            endpoint = endpoints.setdefault((calls.base_url, calls.model), _Sum())
+            endpoint.add(calls, is_alive=is_alive)
+            for failed in calls.failures:
+                failure = endpoint.failures.setdefault(failed.code, _Sum())
+                failure.add(failed, is_alive=is_alive)
+                failure.message = failed.message
+        for name, calls in part.tools.items():
+            known = tools.get(name, ToolCalls())
+            tools[name] = ToolCalls(
+                count=known.count + calls.count, errors=known.errors + calls.errors
+            )
+    return RunActivity(
+        run_id=run_id,
+        endpoints=tuple(_endpoint(*key, total) for key, total in endpoints.items()),
+        tools=tools,
+    )
+
+
+def _endpoint(base_url: str, model: str, total: _Sum) -> EndpointCalls:
+    failures: list[dict[str, Any]] = [
+        {"code": code, "count": n.count, "last_minute": n.last_minute, "message": n.message}
+        for code, n in total.failures.items()
+    ]
+    return EndpointCalls(
+        base_url=base_url,
+        model=model,
+        count=total.count,
+        last_minute=total.last_minute,
+        failures=tuple(CallFailures(**failure) for failure in failures),
+    )

@@ -1,0 +1,65 @@
+"""Logs model calls that fail: one line for many, for each endpoint and kind of failure.
+
+Used by `activity.py` on the event loop. The first failure is logged at once, further ones every
+ten seconds with their number. Must not: decide whether a call is tried again.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+log = logging.getLogger(__name__)
+
+#: Seconds between two lines about the same endpoint and kind.
+EVERY_S = 10.0
+
+
+@dataclass(slots=True)
+class _Pending:
+    told_at: float
+    count: int = 0
+    reason: str = ""
+
+
+class CallWarnings:
+    """Counts failures until they are due to be told.
+
+    Args:
+        outlook: What becomes of a failed call: the end of each line.
+    """
+
+    def __init__(self, outlook: str = "") -> None:
+        self._outlook = outlook
+        self._pending: dict[tuple[str, str], _Pending] = {}
+
+    def note(self, base_url: str, code: str, reason: str, now: float) -> None:
+        """Count a failure; log it at once if it is the first of its kind."""
+        pending = self._pending.get((base_url, code))
+        if pending is None:
+            self._pending[base_url, code] = _Pending(told_at=now)
+            self._log(base_url, "a call failed", reason)
+            return
+        pending.count += 1
+        pending.reason = reason
+        if now - pending.told_at >= EVERY_S:
+            self._tell(base_url, pending, now)
+
+    def flush(self, now: float) -> None:
+        """Log what is due; forget the kinds that have not failed since they were told."""
+        for key, pending in list(self._pending.items()):
+            if now - pending.told_at < EVERY_S:
+                continue
+            if pending.count:
+                self._tell(key[0], pending, now)
+            else:
+                del self._pending[key]
+
+    def _tell(self, base_url: str, pending: _Pending, now: float) -> None:
+        calls = "1 call" if pending.count == 1 else f"{pending.count} calls"
+        failed = f"{calls} failed in the last {now - pending.told_at:.0f} s"
+        self._log(base_url, failed, pending.reason)
+        pending.count, pending.told_at = 0, now
+
+    def _log(self, base_url: str, failed: str, reason: str) -> None:
+        log.warning("Model server %s: %s (%s). %s", base_url, failed, reason, self._outlook)
