@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -17,13 +16,12 @@ from fixtures.stored_run import StoredRun
 from sqlalchemy import Engine, text
 from sqlalchemy.exc import IntegrityError
 
-import migrations
 from pipeline.contract.errors import ConfigError, SchemaOutdated, StoreUnavailable
 from pipeline.contract.run import RunOrigin
 from pipeline.store.engine import open_engine, transact
 from pipeline.store.processes import list_processes
 from pipeline.store.runs import get_run
-from pipeline.store.schema import current, head, require_current, upgrade
+from pipeline.store.schema import MIGRATIONS, current, head, require_current, upgrade
 from pipeline.store.tables import metadata
 
 
@@ -81,7 +79,7 @@ def test_a_database_of_a_later_version_is_refused(engine):
 def test_a_store_of_the_schema_before_keeps_its_runs_and_processes(engine):
     with engine.begin() as connection:
         config = Config()
-        config.set_main_option("script_location", str(Path(migrations.__file__).parent))
+        config.set_main_option("script_location", str(MIGRATIONS))
         config.attributes["connection"] = connection
         command.downgrade(config, "0006")
     story = [
