@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
@@ -31,13 +32,19 @@ def show(ctx: typer.Context, as_json: Json = False) -> None:
     else:
         heads = ["endpoint", "model", "limits", "in flight", "waiting", "granted", "paused until"]
         print_table(heads, [_as_cells(row) for row in rows])
+        for row in rows:
+            if row.unused_s is not None:
+                print(_unused(row, rows))
 
 
 @limits.command("set")
 def set_(
     ctx: typer.Context,
     base_url: Annotated[str, typer.Option(help="The endpoint, as runs name it.")],
-    model: Annotated[str, typer.Option(help="The model, as runs name it.")] = "default",
+    model: Annotated[
+        str | None,
+        typer.Option(help="One model, as runs name it (without it: all of the endpoint together)."),
+    ] = None,
     requests_per_minute: Annotated[
         int | None, typer.Option(min=1, help="Calls started per minute.")
     ] = None,
@@ -58,6 +65,7 @@ def set_(
     Workers follow within about a second. Without any limit named, there is none.
     """
     from pipeline.limits.settings import LimitSettings
+    from pipeline.limits.status import ANY_MODEL
 
     wanted = LimitSettings(
         requests_per_minute=requests_per_minute,
@@ -66,12 +74,13 @@ def set_(
         burst=burst,
         adaptive=adaptive,
     )
-    _with_store(ctx, lambda store: store.set(base_url, model, wanted))
+    named = model or ANY_MODEL
+    _with_store(ctx, lambda store: store.set(base_url, named, wanted))
     if as_json:
-        print_json({"endpoint": base_url, "model": model, "limits": _set_limits(wanted)})
+        print_json({"endpoint": base_url, "model": named, "limits": _set_limits(wanted)})
     else:
         told = _described(wanted)
-        print(f"{model} at {base_url}: {told or 'no limits'}.")
+        print(f"{_model(named)} at {base_url}: {told or 'no limits'}.")
 
 
 def _with_store(ctx: typer.Context, work: Callable[[LimitStore], Awaitable[T]]) -> T:
@@ -100,7 +109,7 @@ def _with_store(ctx: typer.Context, work: Callable[[LimitStore], Awaitable[T]]) 
 
 
 def _as_json(row: LimitStatus) -> dict[str, Any]:
-    paused = row.backing_off_until
+    paused, since = row.backing_off_until, _unused_since(row)
     return {
         "endpoint": row.endpoint,
         "model": row.model,
@@ -110,6 +119,7 @@ def _as_json(row: LimitStatus) -> dict[str, Any]:
         "granted": row.granted,
         "cap": row.cap,
         "paused_until": paused.isoformat() if paused else None,
+        "unused_since": since.isoformat() if since else None,
     }
 
 
@@ -117,13 +127,34 @@ def _as_cells(row: LimitStatus) -> list[str]:
     paused = row.backing_off_until
     return [
         row.endpoint,
-        row.model,
+        _model(row.model),
         _described(row.settings) or "none",
         f"{row.in_flight}/{row.cap}" if row.cap else str(row.in_flight),
         str(row.waiting),
         str(row.granted),
         f"{paused:%H:%M:%S}" if paused else "",
     ]
+
+
+def _model(name: str) -> str:
+    from pipeline.limits.status import ANY_MODEL
+
+    return "all models" if name == ANY_MODEL else name
+
+
+def _unused_since(row: LimitStatus) -> datetime | None:
+    return None if row.unused_s is None else datetime.now(UTC) - timedelta(seconds=row.unused_s)
+
+
+def _unused(row: LimitStatus, rows: list[LimitStatus]) -> str:
+    """Say that a limit limits nothing, and which models its endpoint is called for instead."""
+    told = (
+        f"Limits of {_model(row.model)} at {row.endpoint} are set, but no call has been counted "
+        f"under them since {_unused_since(row):%Y-%m-%d %H:%M:%S} UTC."
+    )
+    called = [other.model for other in rows if other.endpoint == row.endpoint and other.granted]
+    others = [_model(name) for name in called if name != row.model]
+    return f"{told} Calls there are made for: {', '.join(others)}." if others else told
 
 
 def _set_limits(settings: Any) -> dict[str, Any]:

@@ -68,6 +68,7 @@ class Ask:
     process: str
     lease_s: float = 15.0
     version: int = 0
+    wide_version: int = 0  #: of the limits of the whole endpoint
     held: int = 0
     demands: tuple[Demand, ...] = ()
     returned: tuple[Returned, ...] = ()
@@ -91,6 +92,9 @@ class Answer:
     now: float
     version: int = 0  #: of the limits in force; 0 when none were ever set
     settings: LimitSettings | None = None  #: given when the asker's version is another
+    wide_version: int = 0  #: of the limits of the whole endpoint, the same for all its models
+    wide_settings: LimitSettings | None = None
+    is_wide: bool = False  #: whether the endpoint's limits gave the reason; the numbers are theirs
     grants: list[Grant] = field(default_factory=list)
     retry_in_s: float = 0.0
     reason: Reason = Reason.NONE
@@ -101,10 +105,11 @@ class Answer:
     is_contended: bool = False  #: somebody was lately refused for want of concurrency
     granted: int = 0
     calls: int = 0
+    unused_s: float | None = None  #: since limits were set without a call counted under them
 
 
 class Ledger(Protocol):
-    """Where the limits of one endpoint and model are kept."""
+    """Where the limits of one endpoint and model are kept, with those of the whole endpoint."""
 
     @property
     def calls(self) -> int:
@@ -121,4 +126,8 @@ class Ledger(Protocol):
 
     async def restore(self, settings: LimitSettings) -> bool:
         """Set these limits where the ledger knows of none; say whether it did."""
+        ...
+
+    async def restore_wide(self, settings: LimitSettings) -> bool:
+        """Set these limits of the whole endpoint where the ledger knows of none."""
         ...

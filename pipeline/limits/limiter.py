@@ -14,10 +14,10 @@ from contextlib import suppress
 
 from pipeline.contract.errors import InputError, Refused, WaitTimeout
 from pipeline.limits.clock_offset import ClockOffset
+from pipeline.limits.in_force import LimitsInForce
 from pipeline.limits.lease import Account, Lease
 from pipeline.limits.ledger import Answer, Ask, Demand, Ledger, LedgerUnavailable, Returned
 from pipeline.limits.pump import Pump
-from pipeline.limits.settings import LimitSettings, Pace
 from pipeline.limits.status import explain_wait
 from pipeline.limits.storm import Storm
 from pipeline.limits.waiting import Line, Slot, Waiter
@@ -36,6 +36,8 @@ UNTOLD_BACKOFF_S = 1.0  #: held back by this until the ledger has said how long
 
 class Limiter:
     """Requests, tokens and concurrency of one endpoint and model, shared through a ledger.
+
+    Limits of the whole endpoint hold too; the ledger minds both in one ask.
 
     Args:
         process: Name of this process among all that share the ledger.
@@ -56,9 +58,7 @@ class Limiter:
         self._told: dict[str, float] = {}
         self._unclaimed: list[Returned] = []
         self._offset = ClockOffset()
-        self._version = 0
-        self._settings: LimitSettings | None = None
-        self._pace = Pace()
+        self._limits = LimitsInForce()
         self._last: Answer | None = None
         self._is_forgotten = False
         self._is_closed = False
@@ -154,7 +154,7 @@ class Limiter:
             self.name,
             waiting_here=self.waiting,
             last=self._last,
-            settings=self._settings,
+            limits=self._limits,
             outage=self._pump.outage,
             pause_s=max(0.0, self._pause_until - loop_time),
             next_look_s=max(0.0, self._ask_at - loop_time),
@@ -186,15 +186,11 @@ class Limiter:
 
     def _passes_freely(self, now: float) -> bool:
         """Say whether no limit is known to be set; costs no call of the ledger."""
-        if self._last is None or now < self._pause_until or not self._is_unlimited:
+        if self._last is None or now < self._pause_until or not self._limits.is_unlimited:
             return False
         is_fresh = now - self._synced_at < 3 * REFRESH_S
         # An outage cannot have set a limit where there was none.
         return is_fresh or self._pump.outage is not None
-
-    @property
-    def _is_unlimited(self) -> bool:
-        return self._settings is None or self._settings.is_unlimited
 
     def _lease(self, run: str, tokens: int, since: float, now: float) -> Lease:
         self._account.in_use += 1
@@ -216,7 +212,7 @@ class Limiter:
     def _gather(self, line: Line, now: float) -> None:
         """Let callers gather while slots of their line are still to come."""
         left_s = line.slots[-1].at - now if line.slots else 0.0
-        gather_at = now + min(self._pace.horizon_s / 4, left_s / 2)
+        gather_at = now + min(self._limits.pace.horizon_s / 4, left_s / 2)
         self._gather_at = min(self._gather_at, gather_at)
 
     def _withdraw(self, run: str, waiter: Waiter) -> None:
@@ -227,7 +223,9 @@ class Limiter:
             # Served in the same tick in which it gave up.
             self._account.in_use -= 1
             line = self._lines.setdefault(run, Line(run, 1.0))
-            line.reserve(Slot(loop_time, -math.inf, waiter.tokens, loop_time + self._pace.late_s))
+            line.reserve(
+                Slot(loop_time, -math.inf, waiter.tokens, loop_time + self._limits.pace.late_s)
+            )
             self._hand_out()
         elif run in self._lines and waiter in self._lines[run].waiters:
             self._lines[run].waiters.remove(waiter)
@@ -238,7 +236,7 @@ class Limiter:
     def _account_changed(self) -> None:
         """Report soon where somebody waits for it, else with the next ask."""
         last = self._last
-        if self._is_closed or last is None or self._is_unlimited:
+        if self._is_closed or last is None or self._limits.is_unlimited:
             return
         now = asyncio.get_running_loop().time()
         if last.is_contended:
@@ -263,8 +261,8 @@ class Limiter:
 
     async def _sync(self) -> None:
         loop = asyncio.get_running_loop()
-        if self._is_forgotten and self._settings is not None:
-            await self._ledger.restore(self._settings)
+        if self._is_forgotten:
+            await self._limits.restore(self._ledger)
             self._is_forgotten = False
         self._flush_at = self._gather_at = math.inf
         backoff_s, self._backoff_s = self._backoff_s, None
@@ -297,7 +295,8 @@ class Limiter:
         return Ask(
             process=self._process,
             lease_s=self._lease_s,
-            version=self._version,
+            version=self._limits.version,
+            wide_version=self._limits.wide_version,
             held=self._account.in_use + reserved if held is None else held,
             demands=tuple(demands + gone),
             returned=tuple(slot for slot in returned if slot.at > 0),
@@ -308,7 +307,7 @@ class Limiter:
 
     def _apply(self, ask: Ask, answer: Answer, now: float) -> None:
         self._told = {demand.run: demand.weight for demand in ask.demands if demand.waiting}
-        if answer.version == 0 and self._version > 0:
+        if self._limits.are_lost(answer):
             # The ledger lost its memory: nothing it grants now is limited by anything.
             self._is_forgotten = True
             self._flush_at = now
@@ -330,14 +329,10 @@ class Limiter:
         self._hand_out()
 
     def _adopt(self, answer: Answer) -> None:
-        if answer.version == self._version:
-            return
-        for line in self._lines.values():
-            line.slots.clear()  # Reserved under limits that no longer hold.
-        self._gather_at = -math.inf
-        self._version = answer.version
-        self._settings = answer.settings
-        self._pace = answer.settings.pace() if answer.settings else Pace()
+        if self._limits.adopt(answer):
+            for line in self._lines.values():
+                line.slots.clear()  # Reserved under limits that no longer hold.
+            self._gather_at = -math.inf
 
     def _pause(self, until: float) -> None:
         self._pause_until = until
@@ -348,8 +343,8 @@ class Limiter:
     def _reserve(self, demand: Demand, answer: Answer, delay_s: float, tokens: int) -> None:
         ledger_at = answer.now + delay_s
         at, expires_at = self._offset.local(ledger_at), math.inf
-        if self._pace.is_rated:
-            expires_at = at + self._pace.late_s + self._offset.lag_s
+        if self._limits.pace.is_rated:
+            expires_at = at + self._limits.pace.late_s + self._offset.lag_s
         elif answer.pause_s > 0:
             at += random.uniform(0, RESUME_SPREAD_S)
         line = self._lines.setdefault(demand.run, Line(demand.run, demand.weight))
@@ -373,7 +368,7 @@ class Limiter:
         while line.slots and line.slots[0].at <= now + EARLY_S:
             slot = line.slots.pop(0)
             due += 1
-            if due == 1 and self._pace.is_rated:
+            if due == 1 and self._limits.pace.is_rated:
                 self._offset.note_lateness(max(0.0, now - slot.at))
             if slot.expires_at < now:
                 # Too late: calls that bunch up after a stall would break the limit.

@@ -9,14 +9,15 @@ from __future__ import annotations
 import time
 from bisect import insort
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from pipeline.limits.concurrency import AdaptiveCap
 from pipeline.limits.fair_share import FairShare, Flow
-from pipeline.limits.ledger import Answer, Ask, Demand, Grant, Reason
+from pipeline.limits.ledger import Answer, Ask, Grant, Reason
 from pipeline.limits.settings import LimitSettings, Pace
-from pipeline.limits.status import LimitStatus, endpoint_key
+from pipeline.limits.status import ANY_MODEL, LimitStatus, endpoint_key
 from pipeline.limits.token_bucket import TokenBucket
 
 BACKOFF_BASE_S, BACKOFF_MAX_S, RETRY_AFTER_MAX_S = 1.0, 60.0, 300.0
@@ -31,18 +32,36 @@ class _Free(NamedTuple):
     tokens: int
 
 
+class _Found(NamedTuple):
+    """A slot that a book could give: when, a slot handed back that it is, what bounds it."""
+
+    at: float
+    free: _Free | None
+    limit: Reason
+
+
 class MemoryLedger:
     """The limits of one endpoint and model, kept in this process.
 
     Args:
         clock: Seconds, never going back.
+        model: Its name.
+        wide: The ledger of the whole endpoint; its limits hold too.
     """
 
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        model: str = "",
+        wide: MemoryLedger | None = None,
+    ) -> None:
+        self._model, self._wide = model, wide
         self.calls = 0
         self.settings: LimitSettings | None = None
         self.version = 0
         self.granted = 0
+        self._set_at = self._granted_at = 0.0
         self._clock = clock
         self._pace = Pace()
         self._share = FairShare()
@@ -59,6 +78,7 @@ class MemoryLedger:
         """Put other limits in force, from the next ask of each process on."""
         self.settings = settings
         self.version += 1
+        self._set_at = self._clock()
         self._pace = settings.pace()
         self._reset()
 
@@ -69,35 +89,65 @@ class MemoryLedger:
         self.configure(settings)
         return True
 
+    async def restore_wide(self, settings: LimitSettings) -> bool:
+        """Put limits of the whole endpoint in force where none were ever set."""
+        return self._wide is not None and await self._wide.restore(settings)
+
     async def sync(self, ask: Ask) -> Answer:
         """Report and ask in one step."""
-        now = self._clock()
+        now, wide = self._clock(), self._wide
+        books = [_Part(self, ask)]
+        self._begin(ask, now)
+        if ask.backoff_s is not None:
+            self._back_off(ask.backoff_s, now)
+        if wide is not None and wide.settings is not None and not wide.settings.is_unlimited:
+            # In the endpoint's book each of its models counts as a process.
+            told = replace(ask, process=f"{ask.process}|{self._model}", version=ask.wide_version)
+            wide._begin(told, now)
+            books.append(_Part(wide, told))
+        grants, reason, retry_in_s, by = _grant(books, now)
+        for book, told in books:
+            book._close(told, grants, retry_in_s, now)
+        wide_version = wide.version if wide else 0
+        return Answer(
+            now=now,
+            version=self.version,
+            settings=self.settings if ask.version != self.version else None,
+            wide_version=wide_version,
+            wide_settings=wide.settings if wide and ask.wide_version != wide_version else None,
+            is_wide=by is wide,
+            grants=grants,
+            retry_in_s=retry_in_s,
+            reason=reason,
+            pause_s=max(0.0, self._pause_until - now),
+            waiting=sum(by._share.waiting.values()),
+            in_flight=by._in_flight,
+            cap=by._cap.in_force(by._pace),
+            is_contended=now - by._full_at < CONTENDED_S,
+            granted=self.granted,
+            calls=self.calls,
+            unused_s=self._unused_s(now),
+        )
+
+    def _begin(self, ask: Ask, now: float) -> None:
         self.calls += 1
         self._drop_gone(now)
         self._book(ask, now)
         for demand in ask.demands:
             flow = (demand.run, ask.process)
             self._share.tell(flow, weight=demand.weight, waiting=demand.waiting)
-        grants, reason, retry_in_s = self._grant(ask, now)
+
+    def _close(self, ask: Ask, grants: list[Grant], retry_in_s: float, now: float) -> None:
         self._hold(ask, ask.held + len(grants), now)
         self._settle_demands(ask, grants, due=now + 2 * retry_in_s + SILENT_S)
         self._share.forget_overtaken()
         self.granted += len(grants)
-        return Answer(
-            now=now,
-            version=self.version,
-            settings=self.settings if ask.version != self.version else None,
-            grants=grants,
-            retry_in_s=retry_in_s,
-            reason=reason,
-            pause_s=max(0.0, self._pause_until - now),
-            waiting=sum(self._share.waiting.values()),
-            in_flight=self._in_flight,
-            cap=self._cap.in_force(self._pace),
-            is_contended=now - self._full_at < CONTENDED_S,
-            granted=self.granted,
-            calls=self.calls,
-        )
+        if grants:
+            self._granted_at = now
+
+    def _unused_s(self, now: float) -> float | None:
+        is_limited = self.settings is not None and not self.settings.is_unlimited
+        return now - self._set_at if is_limited and self._granted_at < self._set_at else None
 
     @property
     def _in_flight(self) -> int:
@@ -127,8 +177,6 @@ class MemoryLedger:
             for returned in ask.returned:
                 if self._pace.is_rated and returned.at >= max(now, self._pause_until):
                     insort(self._free, _Free(returned.at, returned.tokens))
-        if ask.backoff_s is not None:
-            self._back_off(ask.backoff_s, now)
 
     def _hold(self, ask: Ask, held: int, now: float) -> None:
         if held > 0:
@@ -156,31 +204,6 @@ class MemoryLedger:
             )
             self._tokens.empty(at=until, tolerance_s=pace.token_tolerance_s)
 
-    def _grant(self, ask: Ask, now: float) -> tuple[list[Grant], Reason, float]:
-        """Reserve slots, for the flow that is furthest behind first, until one must wait."""
-        grants: list[Grant] = []
-        taken = [0] * len(ask.demands)
-        while (index := self._least(ask, taken)) is not None:
-            demand = ask.demands[index]
-            tokens = demand.estimates[taken[index]]
-            cost_s = self._cost_s(tokens)
-            slot, free, limit = self._next_slot(tokens, now)
-            reason = self._refusal(ask, demand, slot, limit, len(grants), now)
-            if reason:
-                flow = (demand.run, ask.process)
-                return grants, reason, self._next_look_s(flow, reason, slot - now, cost_s)
-            self._take(slot, free, tokens)
-            self._share.charge((demand.run, ask.process), cost_s)
-            grants.append(Grant(index, slot - now, tokens))
-            taken[index] += 1
-        return grants, Reason.NONE, 0.0
-
-    def _least(self, ask: Ask, taken: list[int]) -> int | None:
-        open_ = [i for i, demand in enumerate(ask.demands) if taken[i] < len(demand.estimates)]
-        return min(
-            open_, key=lambda i: self._share.tag((ask.demands[i].run, ask.process)), default=None
-        )
-
     def _cost_s(self, tokens: int) -> float:
         """Give a call's cost as seconds of the scarcest capacity."""
         pace, cap = self._pace, self._cap.in_force(self._pace)
@@ -190,9 +213,12 @@ class MemoryLedger:
             pace.horizon_s / cap if cap else 0.0,
         )
 
-    def _next_slot(self, tokens: int, now: float) -> tuple[float, _Free | None, Reason]:
+    def _next_slot(self, tokens: int, now: float) -> _Found:
         if self._free and tokens <= self._free[0].tokens:
-            return self._free[0].at, self._free[0], Reason.REQUESTS
+            return _Found(self._free[0].at, self._free[0], Reason.REQUESTS)
+        return self._bucket_slot(tokens, now)
+
+    def _bucket_slot(self, tokens: int, now: float) -> _Found:
         pace = self._pace
         by_request = by_tokens = now
         if pace.request_interval_s:
@@ -204,11 +230,9 @@ class MemoryLedger:
                 tokens * pace.token_interval_s, tolerance_s=pace.token_tolerance_s, now=now
             )
         slot = max(by_request, by_tokens, self._pause_until)
-        return slot, None, Reason.TOKENS if by_tokens > by_request else Reason.REQUESTS
+        return _Found(slot, None, Reason.TOKENS if by_tokens > by_request else Reason.REQUESTS)
 
-    def _refusal(
-        self, ask: Ask, demand: Demand, slot: float, limit: Reason, granted: int, now: float
-    ) -> Reason:
+    def _refusal(self, flow: Flow, found: _Found, granted: int, now: float) -> Reason:
         pace, cap = self._pace, self._cap.in_force(self._pace)
         if self._pause_until > now + pace.horizon_s:
             return Reason.BACKOFF
@@ -216,21 +240,22 @@ class MemoryLedger:
             self._full_at = now
             return Reason.CONCURRENCY
         self._share.advance()
-        ahead = self._share.tag((demand.run, ask.process)) - self._share.virtual
+        ahead = self._share.tag(flow) - self._share.virtual
         if ahead > self._share.lead(pace.horizon_s) + 1e-9:
             return Reason.SHARE
-        return limit if slot > now + pace.horizon_s else Reason.NONE
+        return found.limit if found.at > now + pace.horizon_s else Reason.NONE
 
-    def _next_look_s(self, flow: Flow, reason: Reason, slot_in_s: float, cost_s: float) -> float:
+    def _next_look_s(self, flow: Flow, reason: Reason, slot_in_s: float, tokens: int) -> float:
         rank, cap = self._share.rank(flow), self._cap.in_force(self._pace)
         if reason is Reason.CONCURRENCY:
             turn_s = (rank + 1) * (self._cap.latency_s or 0.1) / cap
             return min(max(turn_s, RETRY_MIN_S), RETRY_MAX_S)
         horizon_s = self._pace.horizon_s
-        return max(slot_in_s - horizon_s + rank * cost_s, horizon_s / 2)
+        return max(slot_in_s - horizon_s + rank * self._cost_s(tokens), horizon_s / 2)
 
-    def _take(self, slot: float, free: _Free | None, tokens: int) -> None:
+    def _take(self, flow: Flow, slot: float, free: _Free | None, tokens: int) -> None:
         pace = self._pace
+        self._share.charge(flow, self._cost_s(tokens))
         if free:
             self._free.pop(0)
             self._tokens.owe((tokens - free.tokens) * pace.token_interval_s)
@@ -254,6 +279,53 @@ class MemoryLedger:
                 self._due[flow] = due
 
 
+class _Part(NamedTuple):
+    """A book that an ask goes through, and the ask as this book knows it."""
+
+    book: MemoryLedger
+    ask: Ask
+
+    def flow(self, demand: int) -> Flow:
+        return self.ask.demands[demand].run, self.ask.process
+
+
+def _grant(books: list[_Part], now: float) -> tuple[list[Grant], Reason, float, MemoryLedger]:
+    """Reserve slots, for the flow that is furthest behind first, until one must wait.
+
+    With two books both must have the slot. Returns also what the last one waits for, when to look
+    again, and which book says so.
+    """
+    own, demands = books[0], books[0].ask.demands
+    grants: list[Grant] = []
+    taken = [0] * len(demands)
+    while True:
+        open_ = [i for i, demand in enumerate(demands) if taken[i] < len(demand.estimates)]
+        if not open_:
+            return grants, Reason.NONE, 0.0, own.book
+        index = min(open_, key=lambda i: own.book._share.tag(own.flow(i)))
+        tokens = demands[index].estimates[taken[index]]
+        found = _find_slots(books, tokens, now)
+        for part, slot in zip(books, found, strict=True):
+            book, flow = part.book, part.flow(index)
+            reason = book._refusal(flow, slot, len(grants), now)
+            if reason:
+                look_s = book._next_look_s(flow, reason, slot.at - now, tokens)
+                return grants, reason, look_s, book
+        at = max(slot.at for slot in found)
+        for part, slot in zip(books, found, strict=True):
+            part.book._take(part.flow(index), at, slot.free, tokens)
+        grants.append(Grant(index, at - now, tokens))
+        taken[index] += 1
+
+
+def _find_slots(books: list[_Part], tokens: int, now: float) -> list[_Found]:
+    found = [part.book._next_slot(tokens, now) for part in books]
+    # A slot that was handed back is taken at its own time or not at all.
+    if len({slot.at for slot in found}) > 1 and any(slot.free for slot in found):
+        found = [part.book._bucket_slot(tokens, now) for part in books]
+    return found
+
+
 class MemoryLimitStore:
     """Ledgers of this process, by endpoint and model; the interface of `LimitStore`."""
 
@@ -264,7 +336,11 @@ class MemoryLimitStore:
 
     def ledger(self, endpoint: str, model: str) -> MemoryLedger:
         """Give the one ledger of this endpoint and model."""
-        return self._ledgers.setdefault(endpoint_key(endpoint, model), MemoryLedger())
+        key = endpoint_key(endpoint, model)
+        if key not in self._ledgers:
+            wide = None if key[1] == ANY_MODEL else self.ledger(endpoint, ANY_MODEL)
+            self._ledgers[key] = MemoryLedger(model=key[1], wide=wide)
+        return self._ledgers[key]
 
     async def set(self, endpoint: str, model: str, settings: LimitSettings) -> None:
         """Put limits in force."""
@@ -278,6 +354,8 @@ class MemoryLimitStore:
         """List the limits and how they are used now."""
         rows: list[LimitStatus] = []
         for (endpoint, model), ledger in sorted(self._ledgers.items()):
+            if model == ANY_MODEL and not ledger.version:
+                continue
             answer = await ledger.sync(Ask(process=""))
             until = datetime.now(UTC) + timedelta(seconds=answer.pause_s)
             rows.append(LimitStatus.of(endpoint, model, answer, until))

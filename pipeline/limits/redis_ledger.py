@@ -19,7 +19,7 @@ from pipeline.limits.ledger import Answer, Ask, Grant, LedgerUnavailable, Reason
 from pipeline.limits.settings import HORIZON_S, LimitSettings
 
 _KEYS = ("state", "limits", "flows", "idle", "due", "waits", "runs", "leases", "held", "free")
-SCRIPT_PARTS = ("state", "token_bucket", "concurrency", "fair_share", "grant")
+SCRIPT_PARTS = ("state", "token_bucket", "concurrency", "fair_share", "book", "grant")
 
 _T = TypeVar("_T")
 
@@ -83,14 +83,23 @@ class RedisLedger:
         client: Must not retry by itself.
         prefix: Of every key that belongs to `name`.
         name: Endpoint and model.
+        wide: The ledger of the whole endpoint; its limits hold too, in the same call.
         source: Another script, for tests.
     """
 
     def __init__(
-        self, client: Redis, prefix: str, name: tuple[str, str], *, source: str = ""
+        self,
+        client: Redis,
+        prefix: str,
+        name: tuple[str, str],
+        *,
+        wide: RedisLedger | None = None,
+        source: str = "",
     ) -> None:
         base, _, digest = prefix.rpartition(":")
         self._index, self._field, self._name = f"{base}:index", digest, json.dumps(name)
+        self._model = name[1].replace("\n", " ")
+        self._wide = wide
         self._is_listed = False
         self._client = client
         self._keys = [f"{prefix}:{name}" for name in _KEYS]
@@ -106,7 +115,8 @@ class RedisLedger:
         """Report and ask in one script call."""
         if ask.process:
             await self._list()
-        text = await self._grant.run(self._keys, encode(ask), str(HORIZON_S))
+        keys = self._keys + (self._wide._keys if self._wide else [])
+        text = await self._grant.run(keys, encode(ask), str(HORIZON_S), self._model)
         answer = decode(text)
         # A first call, or the first since Redis lost its memory: then the index is lost too.
         self._is_listed = self._is_listed and answer.calls > 1
@@ -119,6 +129,10 @@ class RedisLedger:
     async def restore(self, settings: LimitSettings) -> bool:
         """Put limits in force where Redis knows of none; say whether it did."""
         return await self._write("seed", settings)
+
+    async def restore_wide(self, settings: LimitSettings) -> bool:
+        """Put limits of the whole endpoint in force where Redis knows of none."""
+        return self._wide is not None and await self._wide.restore(settings)
 
     async def _write(self, mode: str, settings: LimitSettings) -> bool:
         await self._list()
@@ -139,6 +153,7 @@ def encode(ask: Ask) -> str:
         "process": ask.process,
         "lease": ask.lease_s,
         "version": ask.version,
+        "wide_version": ask.wide_version,
         "held": ask.held,
         "demands": [[d.run, d.weight, d.waiting, d.estimates] for d in ask.demands],
         "returned": [[r.at, r.tokens] for r in ask.returned],
@@ -155,11 +170,14 @@ def encode(ask: Ask) -> str:
 def decode(text: bytes | str) -> Answer:
     """Read the script's answer."""
     body = json.loads(text)
-    settings = body.get("settings")
+    settings, wide = body.get("settings"), body.get("wide_settings")
     return Answer(
         now=float(body["now"]),
         version=int(body["version"]),
         settings=LimitSettings.model_validate_json(settings) if settings else None,
+        wide_version=int(body["wide_version"]),
+        wide_settings=LimitSettings.model_validate_json(wide) if wide else None,
+        is_wide=body["is_wide"],
         # Lua has one type for lists and objects: an empty list arrives as {}.
         grants=[Grant(int(i), float(delay), int(t)) for i, delay, t in body["grants"] or ()],
         retry_in_s=body["retry_in"],
@@ -171,6 +189,7 @@ def decode(text: bytes | str) -> Answer:
         is_contended=body["contended"],
         granted=int(body["granted"]),
         calls=int(body["calls"]),
+        unused_s=body.get("unused"),
     )
 
 

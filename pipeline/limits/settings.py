@@ -7,7 +7,7 @@ and the Lua scripts) use it. Pure values: reads no clock, no environment and no 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -52,6 +52,16 @@ class Pace:
     def is_capped(self) -> bool:
         """Whether the number of calls in flight is limited."""
         return self.max_concurrency > 0 or self.adaptive
+
+    def merged(self, other: Pace) -> Pace:
+        """Give the pace of callers that both hold for, as far as it concerns how they wait."""
+        return replace(
+            self,
+            request_interval_s=max(self.request_interval_s, other.request_interval_s),
+            token_interval_s=max(self.token_interval_s, other.token_interval_s),
+            late_s=min(self.late_s, other.late_s),
+            horizon_s=min(self.horizon_s, other.horizon_s),
+        )
 
 
 class LimitSettings(BaseModel):

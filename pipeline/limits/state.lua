@@ -1,5 +1,8 @@
 -- What every part of the script shares: keys, the server's clock, the limits, the numbers.
--- The parts are joined in one chunk: state, token_bucket, concurrency, fair_share, grant.
+-- The parts are joined in one chunk: state, token_bucket, concurrency, fair_share, book, grant.
+-- state.lua opens this function and book.lua ends it: each call has a book of its own, because a
+-- model's limits and those of its whole endpoint are two.
+local function open_book(KEYS)
 
 local STATE, LIMITS, FLOWS, IDLE, DUE = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local WAITS, RUNS, LEASES, HELD, FREE = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]

@@ -10,8 +10,12 @@ from datetime import datetime
 from urllib.parse import urlsplit, urlunsplit
 
 from pipeline.contract.errors import InputError
+from pipeline.limits.in_force import LimitsInForce
 from pipeline.limits.ledger import Answer, Reason
 from pipeline.limits.settings import LimitSettings
+
+#: Stands for the model where limits are those of a whole endpoint.
+ANY_MODEL = "*"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,7 @@ class LimitStatus:
     in_flight: int
     backing_off_until: datetime | None
     cap: int | None  #: calls in flight allowed now, the adaptive cap included
+    unused_s: float | None  #: since they were set without a call counted; None: some were
 
     @classmethod
     def of(cls, endpoint: str, model: str, answer: Answer, pause_until: datetime) -> LimitStatus:
@@ -41,6 +46,7 @@ class LimitStatus:
             in_flight=answer.in_flight,
             backing_off_until=pause_until if answer.pause_s > 0 else None,
             cap=answer.cap or None,
+            unused_s=answer.unused_s,
         )
 
 
@@ -77,7 +83,7 @@ def explain_wait(
     *,
     waiting_here: int,
     last: Answer | None,
-    settings: LimitSettings | None,
+    limits: LimitsInForce,
     outage: Exception | None,
     pause_s: float,
     next_look_s: float,
@@ -92,7 +98,10 @@ def explain_wait(
     elif waiting_here == 0:
         return f"No call waits for {name}."
     else:
+        settings = limits.wide_settings if last.is_wide else limits.settings
         cause = _REASONS[last.reason].format(settings=settings, last=last)
+        if last.is_wide and last.reason is not Reason.SHARE:
+            cause += ", over all models of the endpoint"
     return (
         f"{waiting_here} calls wait for {name}: {cause}. "
         f"{last.waiting} wait in all workers; next look in {next_look_s:.1f} s."

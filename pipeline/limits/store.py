@@ -20,7 +20,7 @@ from pipeline.contract.errors import ConfigError
 from pipeline.limits.ledger import Ask
 from pipeline.limits.redis_ledger import RedisLedger, answered
 from pipeline.limits.settings import LimitSettings
-from pipeline.limits.status import LimitStatus, endpoint_key
+from pipeline.limits.status import ANY_MODEL, LimitStatus, endpoint_key
 
 PREFIX = "rollout:limits"
 ANSWER_WITHIN_S = 5.0
@@ -69,12 +69,13 @@ class LimitStore:
         return cls(client, prefix=prefix)
 
     def ledger(self, endpoint: str, model: str) -> RedisLedger:
-        """Give the ledger of this endpoint and model."""
+        """Give the ledger of this endpoint and model; `ANY_MODEL` is the whole endpoint's."""
         key = endpoint_key(endpoint, model)
         if key not in self._ledgers:
-            # The braces keep the keys of one ledger on one node of a cluster.
+            # A call asks two ledgers at once, so all of them have to be on one server.
             prefix = f"{self._prefix}:{{{_digest(key)}}}"
-            self._ledgers[key] = RedisLedger(self._client, prefix, key)
+            wide = None if key[1] == ANY_MODEL else self.ledger(endpoint, ANY_MODEL)
+            self._ledgers[key] = RedisLedger(self._client, prefix, key, wide=wide)
         return self._ledgers[key]
 
     async def set(self, endpoint: str, model: str, settings: LimitSettings) -> None:

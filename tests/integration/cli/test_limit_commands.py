@@ -85,6 +85,52 @@ def test_running_callers_follow_what_is_set_and_lifted(cli):
     asyncio.run(call())
 
 
+def test_a_limit_without_a_model_holds_for_a_model_whose_name_was_discovered(cli):
+    settings = load_settings()
+    cli("set", "--base-url", ENDPOINT, "--max-concurrency", "2")
+
+    async def call() -> None:
+        pool = await open_pool(settings.limits_redis_url, prefix=settings.limits_prefix)
+        held = [
+            await pool.limiter(ENDPOINT, model).acquire(run="r", estimated_tokens=0)
+            for model in ("discovered", "another")
+        ]
+        for model in ("discovered", "another", "a-third"):
+            with pytest.raises(WaitTimeout, match="over all models of the endpoint"):
+                await pool.limiter(ENDPOINT, model).acquire(
+                    run="r", estimated_tokens=0, timeout_s=0.5
+                )
+        rows = {row["model"]: row for row in await asyncio.to_thread(cli, "show")}
+        assert (rows["*"]["in_flight"], rows["*"]["cap"]) == (2, 2)
+        assert rows["*"]["unused_since"] is None
+        for lease in held:
+            await lease.release()
+        await pool.close()
+
+    asyncio.run(call())
+
+
+def test_a_limit_under_which_no_call_is_counted_is_told(cli, capsys):
+    settings = load_settings()
+    cli("set", *at(), "--max-concurrency", "2")
+
+    async def call() -> None:
+        pool = await open_pool(settings.limits_redis_url, prefix=settings.limits_prefix)
+        await (
+            await pool.limiter(ENDPOINT, "discovered").acquire(run="r", estimated_tokens=0)
+        ).release()
+        await pool.close()
+
+    asyncio.run(call())
+    rows = {row["model"]: row for row in cli("show")}
+    assert rows[MODEL]["unused_since"] is not None
+    assert rows["discovered"]["unused_since"] is None, "no limit is set for it"
+    assert run_command(["limits", "show"]) == 0
+    told = capsys.readouterr().out
+    assert f"Limits of {MODEL} at {ENDPOINT} are set, but no call has been counted" in told
+    assert "Calls there are made for: discovered." in told
+
+
 @pytest.mark.parametrize("options", [("--requests-per-minute", "0"), ("--max-concurrency", "-1")])
 def test_a_limit_that_means_nothing_is_a_usage_error(cli, options):
     assert cli("set", *at(), *options, code=2)["error"]["code"] == "E002"

@@ -1,7 +1,10 @@
 """The Lua scripts and the ledger in Python give the same answers to the same asks."""
 
+from __future__ import annotations
+
 import random
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 from redis.asyncio import Redis
@@ -34,14 +37,22 @@ class Clock:
 class ClockedLedger(RedisLedger):
     """The script with the test's clock in the place of the server's."""
 
-    def __init__(self, client: Redis, prefix: str, clock: Clock) -> None:
+    def __init__(
+        self,
+        client: Redis,
+        prefix: str,
+        clock: Clock,
+        *,
+        model: str = "m",
+        wide: ClockedLedger | None = None,
+    ) -> None:
         source = lua_source(*SCRIPT_PARTS)
         begin = source.index("  local time = redis.call('TIME')")
         end = source.index("\nend", begin)
         source = (
             f"{source[:begin]}  return tonumber(redis.call('GET', '{prefix}:clock')){source[end:]}"
         )
-        super().__init__(client, f"{prefix}:x", ("e", "m"), source=source)
+        super().__init__(client, f"{prefix}:{model}", ("e", model), wide=wide, source=source)
         self._redis, self._clock, self._clock_key = client, clock, f"{prefix}:clock"
 
     async def sync(self, ask: Ask) -> Answer:
@@ -82,33 +93,57 @@ def some_ask(dice: random.Random, clock: Clock, held: dict[str, int], version: i
     )
 
 
-@pytest.mark.parametrize("limits", LIMITS)
+#: Limits of a model, and those of its whole endpoint beside them.
+BOTH = [(name, None) for name in LIMITS] + [
+    ("none", "requests"),
+    ("none", "cap"),
+    ("requests", "tokens"),
+    ("tokens", "adaptive"),
+    ("cap", "both"),
+    ("adaptive", "cap"),
+    ("both", "none"),
+]
+
+
+@pytest.mark.parametrize(("limits", "endpoint_limits"), BOTH)
 @pytest.mark.parametrize("seed", range(4))
 async def test_both_ledgers_answer_alike(
-    limits: str, seed: int, client: Redis, prefix: str
+    limits: str, endpoint_limits: str | None, seed: int, client: Redis, prefix: str
 ) -> None:
-    dice, clock, held = random.Random(seed), Clock(), {}
-    memory, lua = MemoryLedger(clock=clock), ClockedLedger(client, prefix, clock)
-    memory.configure(LIMITS[limits])
-    await lua.set(LIMITS[limits])
-    versions = {ledger: (await ledger.sync(Ask(process=""))).version for ledger in (memory, lua)}
-
+    dice, clock = random.Random(seed), Clock()
+    wide = MemoryLedger(clock=clock), ClockedLedger(client, prefix, clock, model="*")
+    if endpoint_limits:
+        wide[0].configure(LIMITS[endpoint_limits])
+        await wide[1].set(LIMITS[endpoint_limits])
+    pairs = {
+        model: (
+            MemoryLedger(clock=clock, model=model, wide=wide[0]),
+            ClockedLedger(client, prefix, clock, model=model, wide=wide[1]),
+        )
+        for model in ("small", "large")
+    }
+    for memory, lua in pairs.values():
+        memory.configure(LIMITS[limits])
+        await lua.set(LIMITS[limits])
+    held: dict[str, dict[str, int]] = {"small": {}, "large": {}}
     for step in range(250):
         clock.now += dice.choice([0.0, 0.001, 0.01, 0.05, 0.3, 1.5])
-        ask = some_ask(dice, clock, held, 0)
+        model = dice.choice(["small", "large"])
+        ask = some_ask(dice, clock, held[model], 0)
         answers = []
-        for ledger in (memory, lua):
-            told = Ask(
-                **{name: getattr(ask, name) for name in Ask.__slots__}
-                | {"version": versions[ledger]}
-            )
+        for ledger in pairs[model]:
+            known = await ledger.sync(Ask(process=""))
+            told = replace(ask, version=known.version, wide_version=known.wide_version)
             answers.append(await ledger.sync(told))
         mine, theirs = answers
-        held[ask.process] += len(mine.grants)
+        held[model][ask.process] += len(mine.grants)
 
-        where = f"seed {seed} step {step}: {ask}"
+        where = f"seed {seed} step {step} model {model}: {ask}"
         assert [g.demand for g in theirs.grants] == [g.demand for g in mine.grants], where
-        for name in ("reason", "waiting", "in_flight", "cap", "is_contended", "granted", "calls"):
+        for name in (
+            *("reason", "is_wide", "waiting", "in_flight", "cap"),
+            *("is_contended", "granted", "calls"),
+        ):
             assert getattr(theirs, name) == getattr(mine, name), f"{name} at {where}"
         for name in ("now", "retry_in_s", "pause_s"):
             assert getattr(theirs, name) == pytest.approx(getattr(mine, name), abs=1e-4), where

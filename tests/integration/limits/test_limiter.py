@@ -8,10 +8,11 @@ import pytest
 from fixtures.speed import at_least, at_most, one_of_three
 
 from pipeline.contract.errors import InputError, Refused, WaitTimeout
+from pipeline.limits.lease import Lease
 from pipeline.limits.limiter import Limiter
 from pipeline.limits.pool import LimiterPool
 from pipeline.limits.settings import LimitSettings
-from pipeline.limits.status import LimitStatus
+from pipeline.limits.status import ANY_MODEL, LimitStatus
 
 ENDPOINT, MODEL = "http://127.0.0.1:9/v1", "m"
 
@@ -75,6 +76,55 @@ async def test_lifted_limits_let_everybody_through(pool: LimiterPool) -> None:
     await limited(pool)
     async with asyncio.timeout(20):
         await waiting
+
+
+async def test_limits_of_a_model_and_of_its_endpoint_both_hold(pool: LimiterPool) -> None:
+    await pool.store.set(ENDPOINT, ANY_MODEL, LimitSettings(max_concurrency=3))
+    await pool.store.set(ENDPOINT, "small", LimitSettings(max_concurrency=2))
+
+    async def may_call(model: str) -> bool:
+        try:
+            held.append(
+                await pool.limiter(ENDPOINT, model).acquire(
+                    run="r", estimated_tokens=0, timeout_s=0.3
+                )
+            )
+        except WaitTimeout:
+            return False
+        return True
+
+    held: list[Lease] = []
+    assert [await may_call("small") for _ in range(3)] == [True, True, False]
+    assert [await may_call("large") for _ in range(2)] == [True, False]
+    await held.pop().release()
+    assert await may_call("large")
+    for lease in held:
+        await lease.release()
+
+
+async def test_the_pace_of_an_endpoint_holds_over_its_models_in_one_call_of_the_ledger(
+    pool: LimiterPool,
+) -> None:
+    rate = LimitSettings(requests_per_minute=6_000, burst=5)
+    await pool.store.set(ENDPOINT, ANY_MODEL, rate)
+    await pool.store.set(ENDPOINT, "small", rate)
+    limiters = [pool.limiter(ENDPOINT, model) for model in ("small", "large")]
+    granted: list[float] = []
+
+    async def caller(limiter: Limiter) -> None:
+        while True:
+            granted.extend(await calls(limiter, 1))
+
+    tasks = [asyncio.create_task(caller(limiter)) for limiter in limiters for _ in range(20)]
+    await asyncio.sleep(2.5)
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    seconds = [sum(start <= at < start + 1 for at in granted) for start in granted]
+    assert max(seconds) <= 105
+    assert len(granted) >= 60, "neither starves the other, nor both themselves"
+    asked = sum(limiter.ledger_calls for limiter in limiters)
+    assert asked <= 0.8 * len(granted)
 
 
 async def test_cancelled_waits_leak_no_units(pool: LimiterPool) -> None:

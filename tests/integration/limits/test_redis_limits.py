@@ -16,6 +16,7 @@ from pipeline.limits.ledger import LedgerUnavailable
 from pipeline.limits.limiter import Limiter
 from pipeline.limits.pool import LimiterPool, open_pool
 from pipeline.limits.settings import LimitSettings
+from pipeline.limits.status import ANY_MODEL
 from pipeline.limits.store import LimitStore
 
 ENDPOINT, MODEL = "http://127.0.0.1:9/v1", "m"
@@ -79,10 +80,11 @@ async def test_calls_wait_while_redis_is_away_and_go_on_when_it_is_back(
     assert [row.settings for row in rows] == [limits]
 
 
+@pytest.mark.parametrize("of", [MODEL, ANY_MODEL])
 async def test_limits_survive_a_flush_of_redis(
-    redis: PrivateRedis, own_redis: PrivateRedis, fragile: LimiterPool
+    of: str, redis: PrivateRedis, own_redis: PrivateRedis, fragile: LimiterPool
 ) -> None:
-    await fragile.store.set(ENDPOINT, MODEL, LimitSettings(max_concurrency=2))
+    await fragile.store.set(ENDPOINT, of, LimitSettings(max_concurrency=2))
     limiter = fragile.limiter(ENDPOINT, MODEL)
     held = [await limiter.acquire(run="r", estimated_tokens=0) for _ in range(2)]
     client = Redis.from_url(own_redis.url)
