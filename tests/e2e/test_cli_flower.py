@@ -115,7 +115,7 @@ _FAILING = """
 from workers.core.registry import register_agent
 
 @register_agent("failing")
-async def failing(prompt, llm):
+async def failing(prompt, llm, config):
     raise ValueError("no such luck")
 """
 
