@@ -42,6 +42,7 @@ from pipeline.cli.grouped_commands import GroupedCommands
 from pipeline.cli.options import GlobalFlags
 from pipeline.cli.output import print_error, write_in_any_encoding
 from pipeline.contract.errors import PipelineError
+from pipeline.hidden_packages import explain_hidden
 
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
@@ -199,6 +200,9 @@ def _invoke(arguments: list[str]) -> int:
 
 
 def _report(error: Exception, *, as_json: bool) -> int:
+    if isinstance(error, ImportError) and (hidden := explain_hidden(error)):
+        print_error(hidden.code, hidden.what, hidden.why, hidden.remedy, as_json=as_json)
+        return hidden.exit_code
     format_message: Any = getattr(error, "format_message", None)
     if format_message is None:
         traceback.print_exception(error)

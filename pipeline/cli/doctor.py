@@ -22,6 +22,7 @@ from pipeline.cli.options import Json
 from pipeline.cli.output import print_json, print_table
 from pipeline.contract.base_urls import urls_of
 from pipeline.contract.errors import PipelineError
+from pipeline.hidden_packages import find_hidden
 
 if TYPE_CHECKING:
     from pipeline.settings import Settings
@@ -79,6 +80,7 @@ def doctor(ctx: typer.Context, as_json: Json = False) -> None:
 def _checks(ctx: typer.Context) -> Iterator[Check]:
     yield _python()
     yield _packages()
+    yield _names()
     try:
         settings = settings_of(ctx)
     except PipelineError as error:
@@ -122,6 +124,17 @@ def _packages() -> Check:
     if not missing:
         return Check("packages", "ok", "all optional ones are installed")
     return Check("packages", "ok", f"not installed: {', '.join(missing)}")
+
+
+def _names() -> Check:
+    """Say what hides our packages from commands (by PYTHONPATH) or from scripts of this folder."""
+    everywhere, here = find_hidden(), find_hidden(Path.cwd())
+    if not here:
+        return Check("names", "ok", "nothing hides our packages")
+    hidden = ", ".join(f"`{name}` by {place}" for name, place in here.items())
+    detail = f"hidden from {'all commands' if everywhere else 'scripts in this folder'}: {hidden}"
+    remedy = "Rename what hides them, or keep scripts that import them elsewhere."
+    return Check("names", "failed" if everywhere else "warning", detail, remedy, 3)
 
 
 def _database(settings: Settings) -> Check:

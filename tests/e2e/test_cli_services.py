@@ -228,3 +228,15 @@ def test_the_doctor_finds_nothing_wrong_where_all_is_well(rollout, offline_polic
             "payloads": "ok",
         }.items()
     )
+
+
+def test_a_file_that_hides_our_package_is_named(rollout, folder, offline_policy):
+    (folder / "workers.py").write_text("")
+    checked = rollout.call("doctor", "--json", environment={"OPENAI_BASE_URL": offline_policy()})
+    (names,) = [check for check in checked.document["checks"] if check["name"] == "names"]
+    assert (checked.code, names["status"]) == (0, "warning")
+    assert f"`workers` by {folder}/workers.py" in names["detail"]
+    # Started by `python -m`, as here, a command looks into its folder first.
+    done = rollout.start("worker").end()
+    assert done.code == 3
+    assert f"E143 {folder}/workers.py hides the package `workers`" in done.err

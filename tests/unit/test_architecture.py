@@ -40,6 +40,7 @@ LAYERS = {
     "retry": Layer(("pipeline.retry",), ("contract",)),
     "redaction": Layer(("pipeline.redaction",), ("contract", "settings")),
     "service loop": Layer(("pipeline.service",), ("contract",)),
+    "hidden packages": Layer(("pipeline.hidden_packages",), ("contract",)),
     "package roots": Layer(("pipeline", "workers", "producers")),
     # Adapters: each knows one outside system, and none knows another.
     "store": Layer(("pipeline.store",), ("contract", "settings", "retry")),
@@ -66,6 +67,7 @@ LAYERS = {
         (
             "contract",
             "settings",
+            "hidden packages",
             "service loop",
             "embedded",
             "limits",
