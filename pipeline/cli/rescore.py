@@ -1,37 +1,59 @@
 """`rollout rescore`: have stored trajectories scored again, without running their agents.
 
-Publishes requests; workers score, and the collector stores what they say.
+Publishes requests and waits for the verdicts; workers score, and the collector stores what they
+say. What is missing of workers and collectors is started here, until the command ends.
 """
 
 from __future__ import annotations
 
-import base64
+import signal
+import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pipeline.cli.deployment import Deployment, opened
-from pipeline.cli.options import DryRun, Json, RunName
-from pipeline.cli.output import print_json
+from pipeline.cli.local_processes import LocalProcesses
+from pipeline.cli.options import DryRun, Json, RunName, WorkerOptions, takes
+from pipeline.cli.output import note, print_json
+from pipeline.cli.runs import print_scores
 from pipeline.contract.errors import InputError
 
 if TYPE_CHECKING:
+    from pipeline.cli.rescore_wait import RescoreWait
     from pipeline.contract.errors import ErrorClass
     from pipeline.contract.messages import RescoreRequest
-    from pipeline.queue.payloads import PayloadStore
-    from pipeline.store.rescores import StoredTrajectory
+    from pipeline.queue.requests import RequestPublisher
     from pipeline.store.runs import Run
 
-#: Trajectories read and published at once.
-_CHUNK = 100
-#: Larger ones go through the payload store: brokers do not like large messages.
-_INLINE_BYTES = 96 * 1024
+#: Exit code when no trajectory could be scored.
+_EXIT_ALL_FAILED = 4
+_EXIT_INTERRUPTED = 130
+
+#: Requests without a verdict at once: the broker and this process hold no more of a large run.
+_MOST_PENDING = 2000
+_COLLECTOR_EVERY_S = 5.0
 
 
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What is to be scored, by what, and where the requests go."""
+
+    run: Run
+    reward: str
+    error_class: ErrorClass | None
+    queue: str
+    is_ours: bool  #: the queue is read by workers of this command alone
+    plugins: tuple[str, ...]  #: those of its workers
+
+
+@takes(WorkerOptions, "local")
 def rescore(
     ctx: typer.Context,
     run: RunName,
+    local: WorkerOptions,
     reward: Annotated[
         str | None, typer.Option(help="Registered name of the reward (default: the run's own).")
     ] = None,
@@ -39,13 +61,26 @@ def rescore(
         str | None,
         typer.Option("--class", metavar="CLASS", help="Only rollouts that failed with this class."),
     ] = None,
+    workers: Annotated[
+        int, typer.Option(min=0, help="Workers to start where none reads the run's queue.")
+    ] = 1,
+    wait: Annotated[
+        bool, typer.Option("--wait/--detach", help="Wait for the values, or only publish.")
+    ] = True,
+    wait_timeout_s: Annotated[
+        float, typer.Option("--wait-timeout", min=0, help="Longest wait for a value, in seconds.")
+    ] = 300.0,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
     """Score stored trajectories again, without their agents.
 
-    A rollout that failed only in scoring becomes a succeeded one if it can be scored now.
+    A rollout that failed only in scoring becomes a succeeded one if it can be scored now. Where no
+    worker reads the run's queue, and with --plugin, a worker is started here.
     """
+    from pipeline.cli.rescore_wait import RescoreWait
+    from pipeline.queue.broker import broker_of
+    from pipeline.queue.requests import RequestPublisher
     from pipeline.store.rescores import count_rescorable
     from pipeline.store.runs import get_run
 
@@ -57,104 +92,187 @@ def rescore(
             raise InputError(
                 f"Run {found.slug} has no reward.", remedy="Name one: --reward NAME", code="E105"
             )
-        if dry_run:
-            count = deployment.transact(
-                lambda connection: count_rescorable(connection, found, error_class=wanted)
+        settings = deployment.settings
+        publisher = RequestPublisher(
+            broker_of(settings), expires_s=settings.dispatch.request_expires_s
+        )
+        try:
+            may_start = wait and workers > 0
+            job = _job(deployment, publisher, found, name, wanted, local, may_start=may_start)
+            total = deployment.transact(lambda c: count_rescorable(c, found, error_class=wanted))
+            document = {"run": found.slug, "reward": name, "requested": total, "dry_run": dry_run}
+            if dry_run or not wait:
+                if not dry_run:
+                    document["requested"] = _publish_all(deployment, publisher, job)
+                _print_request(document, job, as_json=as_json)
+                return
+            waiting = RescoreWait(
+                deployment.engine, name, total, queue=job.queue, timeout_s=wait_timeout_s
             )
-        else:
-            count = publish(deployment, found, name, wanted)
-    if as_json:
-        print_json({"run": found.slug, "reward": name, "requested": count, "dry_run": dry_run})
-    else:
-        verb = "would be" if dry_run else "are being"
-        print(f"{count} trajectories of run {found.slug} {verb} scored by {name}.")
+            starts = workers if job.is_ours and total else 0
+            options = WorkerOptions(local.concurrency, list(job.plugins))
+            _score(deployment, publisher, job, waiting, options=options, workers=starts)
+        finally:
+            publisher.close()
+        _print_end(deployment, job, document, waiting, as_json=as_json)
+    if waiting.failed and not waiting.scored:
+        raise typer.Exit(_EXIT_ALL_FAILED)
 
 
-def publish(deployment: Deployment, run: Run, reward: str, error_class: ErrorClass | None) -> int:
-    """Ask workers to score a run's trajectories; return how many."""
-    from pipeline.queue.broker import broker_of
-    from pipeline.queue.payloads import open_payloads
-    from pipeline.queue.requests import RequestPublisher
+def _job(
+    deployment: Deployment,
+    publisher: RequestPublisher,
+    run: Run,
+    reward: str,
+    error_class: ErrorClass | None,
+    local: WorkerOptions,
+    *,
+    may_start: bool,
+) -> _Job:
+    """Choose the queue, and check the reward's name as far as it can be known here.
 
-    settings = deployment.settings
-    broker = broker_of(settings)
-    payloads = open_payloads(settings)
-    inline = 0 if broker.kind == "sqs" else _INLINE_BYTES
-    publisher = RequestPublisher(broker, expires_s=settings.dispatch.request_expires_s)
+    Raises:
+        InputError: No reward of this name is registered here, and no worker elsewhere is known to
+            have it.
+    """
+    from pipeline.cli.known_names import require_known
+    from pipeline.contract.run import RunConfig, rescore_queue_of
+
+    is_ours = may_start and (bool(local.plugin) or not _is_read(deployment, publisher, run))
+    plugins = local.plugin or run.origin.plugins or deployment.settings.worker.plugins
+    is_own = reward == run.config.reward
+    if is_ours or not is_own:
+        config = run.config.reward_config if is_own else {}
+        require_known(RunConfig(reward=reward, reward_config=config), plugins=plugins)
+    queue = rescore_queue_of(run.slug) if is_ours else run.config.queue
+    return _Job(run, reward, error_class, queue, is_ours, tuple(plugins))
+
+
+def _is_read(deployment: Deployment, publisher: RequestPublisher, run: Run) -> bool:
+    from pipeline.contract.run import own_queue_of
+
+    readers = publisher.count_readers(run.config.queue)
+    if readers is not None:
+        return readers > 0
+    # Workers on SQS cannot be asked; those of a local run ended with it.
+    return run.config.queue != own_queue_of(run.slug) and _has(deployment, "worker")
+
+
+def _has(deployment: Deployment, kind: str) -> bool:
+    from pipeline.store.processes import list_processes
+
+    seen = deployment.transact(list_processes)
+    return any(each.kind == kind and not each.stopping for each in seen)
+
+
+def _requests(deployment: Deployment, job: _Job) -> Iterator[list[RescoreRequest]]:
+    from pipeline.cli.rescore_requests import read_requests
+
+    return read_requests(deployment, job.run, job.reward, job.error_class)
+
+
+def _publish_all(deployment: Deployment, publisher: RequestPublisher, job: _Job) -> int:
     count = 0
-    try:
-        for chunk in _chunks(deployment, run, error_class):
-            requests = [
-                request_of(run, stored, reward, payloads, inline_bytes=inline) for stored in chunk
-            ]
-            publisher.publish_rescores(requests, queue=run.config.queue)
-            count += len(requests)
-    finally:
-        publisher.close()
+    for requests in _requests(deployment, job):
+        publisher.publish_rescores(requests, queue=job.queue)
+        count += len(requests)
     return count
 
 
-def request_of(
-    run: Run, stored: StoredTrajectory, reward: str, payloads: PayloadStore, *, inline_bytes: int
-) -> RescoreRequest:
-    """Return the message that asks a worker to score a trajectory."""
-    from pipeline.contract.messages import RescoreRequest
-
-    body, uri = stored.body or b"", stored.body_uri
-    if uri is None and len(body) > inline_bytes:
-        uri, body = _check_out(run, stored, payloads), b""
-    return RescoreRequest(
-        run=run.slug,
-        run_id=run.run_id,
-        group_id=stored.group_id,
-        group_no=stored.group_no,
-        rollout_id=stored.rollout_id,
-        rollout_index=stored.rollout_index,
-        n=stored.n,
-        attempt_no=stored.attempt_no,
-        label=stored.label,
-        prompt=stored.prompt,
-        reward=reward,
-        reward_config=run.config.reward_config if reward == run.config.reward else {},
-        reward_timeout_s=run.config.limits.reward_timeout_s,
-        codec=stored.codec,
-        body="" if uri else base64.b64encode(body).decode(),
-        body_uri=uri,
-    )
-
-
-def _check_out(run: Run, stored: StoredTrajectory, payloads: PayloadStore) -> str:
-    from pipeline.contract.messages import Completion
-    from pipeline.queue.frames import encode_completions
-
-    completion = Completion(
-        run_id=run.run_id,
-        group_id=stored.group_id,
-        rollout_id=stored.rollout_id,
-        attempt_no=stored.attempt_no,
-        label=stored.label,
-        worker_id="",
-        outcome="succeeded",
-        codec=stored.codec,
-        body=stored.body or b"",
-    )
-    # Not the attempt's own key: there the reconciler looks for outcomes whose message was lost.
-    return payloads.put(f"{run.run_id}/{stored.label}.rescore", encode_completions([completion]))
-
-
-def _chunks(
-    deployment: Deployment, run: Run, error_class: ErrorClass | None
-) -> Iterator[list[StoredTrajectory]]:
-    from pipeline.store.rescores import read_rescorable
-
-    after = None
-    while chunk := deployment.transact(
-        lambda connection, after=after: read_rescorable(
-            connection, run, error_class=error_class, after=after, most=_CHUNK
+def _score(
+    deployment: Deployment,
+    publisher: RequestPublisher,
+    job: _Job,
+    waiting: RescoreWait,
+    *,
+    options: WorkerOptions,
+    workers: int,
+) -> None:
+    """Publish, wait for every verdict, and stop what was started for it."""
+    processes = LocalProcesses(deployment.settings)
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        if workers:
+            note(f"A worker is started here; it reads the queue {job.queue}.")
+            processes.start_workers(workers, options, queue=job.queue)
+        with waiting.watched(_Watch(deployment, processes).check):
+            for requests in _requests(deployment, job):
+                waiting.expect(requests)
+                waiting.refuse(publisher.publish_rescores(requests, queue=job.queue))
+                waiting.wait(_MOST_PENDING)
+            waiting.wait()
+    except KeyboardInterrupt:
+        # A value that is under way is not worth a wait: it is asked for again.
+        processes.stop(at_once=True)
+        note(
+            f"Interrupted: {waiting}. These values are kept. "
+            f"Ask for the rest: rollout rescore {job.run.slug} --reward {job.reward}"
         )
-    ):
-        yield chunk
-        after = chunk[-1].rollout_id
+        raise typer.Exit(_EXIT_INTERRUPTED) from None
+    finally:
+        processes.stop()
+
+
+class _Watch:
+    """Looks after the processes of a wait: ours must live, and a collector must be there."""
+
+    def __init__(self, deployment: Deployment, processes: LocalProcesses) -> None:
+        self._deployment = deployment
+        self._processes = processes
+        self._is_collected = False
+        self._look_at = 0.0
+
+    def check(self) -> None:
+        self._processes.check()
+        if self._is_collected or time.monotonic() < self._look_at:
+            return
+        self._look_at = time.monotonic() + _COLLECTOR_EVERY_S
+        if not _has(self._deployment, "collector"):
+            self._processes.start_collector()
+            self._is_collected = True
+
+
+def _print_request(document: dict[str, Any], job: _Job, *, as_json: bool) -> None:
+    if as_json:
+        print_json(document)
+        return
+    verb = "would be" if document["dry_run"] else "are to be"
+    print(
+        f"{document['requested']} trajectories of run {job.run.slug} {verb} scored by {job.reward}."
+    )
+    if not document["dry_run"]:
+        note(f"Workers of the queue {job.queue} score them: rollout worker --queues {job.queue}")
+
+
+def _print_end(
+    deployment: Deployment,
+    job: _Job,
+    document: dict[str, Any],
+    ended: RescoreWait,
+    *,
+    as_json: bool,
+) -> None:
+    from pipeline.store.status import run_status
+
+    status = deployment.transact(lambda connection: run_status(connection, job.run))
+    scores = [
+        score
+        for score in status.scores
+        if score.name == job.reward or score.name.startswith(f"{job.reward}.")
+    ]
+    if as_json:
+        means = [{"name": s.name, "version": s.version, "n": s.n, "mean": s.mean} for s in scores]
+        counts = {"requested": ended.total, "scored": ended.scored, "failed": ended.failed}
+        print_json(document | counts | {"scores": means})
+    else:
+        print(f"{ended} by {job.reward}.")
+        print_scores(scores)
+    if ended.failed:
+        note(f"{ended.failed} could not be scored. The first of them: {ended.reason}")
+
+
+def _interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt
 
 
 def _error_class(name: str | None) -> ErrorClass | None:

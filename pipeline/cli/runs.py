@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,7 +14,7 @@ from pipeline.cli.panel import describe_calls, describe_tools
 from pipeline.cli.progress import wait_for_run
 
 if TYPE_CHECKING:
-    from pipeline.store.status import RunStatus
+    from pipeline.store.status import RunStatus, Score
 
 
 def runs(
@@ -148,13 +149,18 @@ def print_status(status: RunStatus) -> None:
     rows.insert(2, ("sum", f"{status.sums}{'' if status.sums.adds_up else ' (DOES NOT ADD UP)'}"))
     print_table(("run", status.run), rows)
     if len(status.scores) > 1:
-        print_table(
-            ("scored by", "version", "trajectories", "mean"),
-            [(each.name, each.version, each.n, number(each.mean)) for each in status.scores],
-            right=("trajectories", "mean"),
-        )
+        print_scores(status.scores)
     for sentence in (*status.waits, *status.warnings):
         print(sentence)
+
+
+def print_scores(scores: Sequence[Score]) -> None:
+    """Print the mean of each reward, its parts included."""
+    print_table(
+        ("scored by", "version", "trajectories", "mean"),
+        [(each.name, each.version, each.n, number(each.mean)) for each in scores],
+        right=("trajectories", "mean"),
+    )
 
 
 def _rollouts(status: RunStatus) -> str:

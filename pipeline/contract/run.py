@@ -231,6 +231,11 @@ def own_queue_of(slug: str) -> str:
     return f"{DEFAULT_REQUEST_QUEUE}.{slug}"
 
 
+def rescore_queue_of(slug: str) -> str:
+    """Return the queue of requests that only workers of one `rollout rescore` take."""
+    return f"rescore.{slug}"
+
+
 def check_slug(slug: str) -> str:
     """Return the slug if it can name a run; it becomes part of ids, file names and labels."""
     if not SLUG.fullmatch(slug):

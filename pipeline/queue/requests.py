@@ -18,6 +18,8 @@ from pipeline.queue.broker import Broker
 from pipeline.queue.celery_app import make_celery_app
 from pipeline.queue.signing import CANCEL, REQUEST
 
+_ASK_S = 1.0
+
 
 class RequestPublisher:
     """Publishes requests; the task id is the attempt's label."""
@@ -38,14 +40,17 @@ class RequestPublisher:
         left_out = self._send(TASK_RUN, named, queue)
         return [request for request in requests if request.label in left_out]
 
-    def publish_rescores(self, requests: Sequence[RescoreRequest], *, queue: str) -> None:
-        """Publish requests to score stored trajectories again.
+    def publish_rescores(
+        self, requests: Sequence[RescoreRequest], *, queue: str
+    ) -> list[RescoreRequest]:
+        """Publish requests to score stored trajectories again; return those that are too large.
 
         Raises:
             QueueUnavailable: The broker does not answer; publish all of them again.
         """
         named = [(f"{request.label}-{request.reward}", request) for request in requests]
-        self._send(TASK_RESCORE, named, queue)
+        left_out = self._send(TASK_RESCORE, named, queue)
+        return [request for task_id, request in named if task_id in left_out]
 
     def _send(
         self,
@@ -106,6 +111,27 @@ class RequestPublisher:
         except (OperationalError, OSError) as error:
             self._start_over()
             raise self._broker.unavailable(error) from error
+
+    def count_readers(self, queue: str) -> int | None:
+        """Return how many workers say that they read a queue; None: the broker cannot ask them.
+
+        A worker that does not answer within a second is not counted.
+
+        Raises:
+            QueueUnavailable: The broker does not answer.
+        """
+        if not self._broker.has_remote_control:
+            return None
+        try:
+            with self._app.connection_for_write() as connection:
+                connection.ensure_connection(max_retries=1, timeout=self._broker.connect_timeout_s)
+                inspect = self._app.control.inspect(timeout=_ASK_S, connection=connection)
+                answers: dict[str, list[dict[str, str]]] = inspect.active_queues() or {}
+        except (OperationalError, OSError) as error:
+            self._start_over()
+            raise self._broker.unavailable(error) from error
+        name = self._broker.prefix + queue
+        return sum(any(each["name"] == name for each in queues) for queues in answers.values())
 
     def close(self) -> None:
         """Close the connections."""

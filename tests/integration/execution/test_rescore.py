@@ -11,7 +11,7 @@ import pytest
 from fixtures.scripted_worker import ScriptedWorker
 from fixtures.stored_run import StoredRun
 
-from pipeline.cli.rescore import request_of
+from pipeline.cli.rescore_requests import request_of
 from pipeline.contract.errors import ErrorClass
 from pipeline.contract.messages import Completion, RescoreRequest, parse_message
 from pipeline.contract.train_batch import BatchSpec

@@ -69,8 +69,12 @@ def test_what_a_judge_missed_is_scored_when_it_is_back(deployment, cli):
     counted = cli("rescore", "job", "--class", "reward_error", "--dry-run")
     assert counted == {**asked, "requested": 6, "dry_run": True}
     (deployment.folder / "judge is back").touch()
-    assert cli("rescore", "job") == {**asked, "requested": 6, "dry_run": False}
+    shown = cli("rescore", "job")
+    assert {name: shown[name] for name in counted} == counted | {"dry_run": False}
+    assert (shown["scored"], shown["failed"]) == (6, 0)
+    assert shown["scores"] == [{"name": "judge", "version": "1", "n": 6, "mean": 1.0}]
     deployment.wait_states({"succeeded": 6})
+    assert cli("status", "job")["scores"] == shown["scores"]
     assert len(deployment.said("started")) == 6, "no agent ran again"
     wait_until(lambda: cli("status", "job")["groups"]["ready"] == 3, 10)
     sums = cli("status", "job")["accounting"]
