@@ -98,7 +98,7 @@ class Activity:
         self._warnings.flush(now)
         tools = {run_id: dict(counts.tools) for run_id, counts in self._runs.items()}
         for attempt in self._under_way:
-            # A forgotten run may have attempts still: it is there again when one ends.
+            # A run that made room for others may have attempts still; their end brings it back.
             if (known := tools.get(attempt.request.run_id)) is not None:
                 _add_tools(known, attempt)
         return tuple(

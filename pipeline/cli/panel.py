@@ -106,7 +106,7 @@ def _view(status: RunStatus, pace: Pace) -> RenderableType:
         f"rollouts  {counts(_but_total(status.rollouts))}",
         f"groups    {counts(status.groups)}",
         f"reward    {number(status.reward_mean)} over {status.reward_n}",
-        f"attempts  {status.attempts} ({status.retries} retries)   workers {status.live_workers}"
+        f"attempts  {status.attempts}   retries {status.retries}   workers {status.live_workers}"
         f"   tokens/s {number(pace.tokens_per_s, 0)}   elapsed {status.elapsed_s:.0f} s",
         *(f"calls     {line}" for line in describe_calls(status)),
         *status.waits,

@@ -83,7 +83,7 @@ def _sentences(facts: WaitFacts) -> Iterator[str]:
 
 def _missing(kind: str, started: Collection[str]) -> str:
     if kind in started:
-        return f"The {kind} that this command started has not reported yet, or not for 30 s."
+        return f"The {kind} that this command started has not reported within the last 30 s."
     return f"No {kind} reports; start one with: rollout {kind} (or rollout up)."
 
 

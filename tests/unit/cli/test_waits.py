@@ -49,7 +49,7 @@ def test_what_the_asking_command_started_itself_is_not_asked_for():
     facts = replace(BUSY, live_workers=0, live_collectors=0, started={"controller"})
     told = describe_waits(facts)
     assert told[0] == (
-        "The controller that this command started has not reported yet, or not for 30 s."
+        "The controller that this command started has not reported within the last 30 s."
     )
     assert told[1].startswith("No worker reports")
 
