@@ -13,12 +13,13 @@ from typing import Any
 
 from sqlalchemy import Engine, text
 
+from pipeline.contract.messages import storable
 from pipeline.contract.rollout import label_of
 from pipeline.queue.payloads import PayloadStore
 from pipeline.store.engine import BINARY, transact
 from pipeline.store.runs import Run
 from pipeline.trainer.bodies import try_read_record
-from pipeline.trainer.export_files import Format, open_writer, output_file, require_format
+from pipeline.trainer.export_files import FIELDS, Format, open_writer, output_file, require_format
 
 _GROUPS_AT_ONCE = 200
 
@@ -29,13 +30,21 @@ _ROWS = text("""
 SELECT r.rollout_id, r.group_id, r.group_no, r.rollout_index, r.state, r.reward, r.stop_reason,
     r.error_class, r.attempt_no AS attempts, r.finished_at, a.attempt_no, a.error_code,
     a.error_message, a.phase, a.n_turns, a.prompt_tokens, a.completion_tokens, a.version_min,
-    a.version_max, p.payload, t.body, t.body_uri, t.codec
+    a.version_max, CAST(a.timings ->> 'elapsed_s' AS double precision) AS latency_s,
+    p.prompt_id, p.dataset, p.split, p.epoch, p.row_no, p.payload, s.rewards,
+    t.body, t.body_uri, t.codec
 FROM groups g
 JOIN prompts p USING (prompt_id)
 JOIN rollouts r ON r.group_id = g.group_id
 LEFT JOIN attempts a ON a.rollout_id = r.rollout_id
     AND a.attempt_no = coalesce(r.winner_attempt_no, r.attempt_no)
 LEFT JOIN trajectories t ON t.rollout_id = a.rollout_id AND t.attempt_no = a.attempt_no
+CROSS JOIN LATERAL (
+    SELECT coalesce(jsonb_agg(jsonb_build_object(
+        'name', name, 'version', scorer_version, 'value', value, 'weight', weight,
+        'status', status, 'error_class', w.error_class, 'latency_ms', latency_ms)
+        ORDER BY name, scorer_version), '[]') AS rewards
+    FROM rewards w WHERE w.rollout_id = a.rollout_id AND w.attempt_no = a.attempt_no) AS s
 WHERE g.run_id = :run_id AND g.group_no >= :first AND g.group_no < :end
 ORDER BY g.group_no, r.rollout_index
 """)
@@ -109,33 +118,49 @@ def _line(run: Run, row: Any, payloads: PayloadStore, report: ExportReport) -> d
     record, unreadable = try_read_record(row, payloads)
     report.rollouts += 1
     report.failed += row.state == "failed"
-    line: dict[str, Any] = {
+    if unreadable is not None:
+        report.unreadable += 1
+    call = record.calls[-1] if record and record.calls else None
+    error = None if row.error_class is None else _error(row)
+    return {
+        "run": run.slug,
         "rollout_id": str(row.rollout_id),
         "label": label_of(run.slug, row.group_no, row.rollout_index, row.attempts).rpartition("-a")[
             0
         ],
-        "run": run.slug,
         "group_id": str(row.group_id),
         "group": row.group_no,
         "index": row.rollout_index,
+        "prompt_id": str(row.prompt_id),
+        "dataset": row.dataset,
+        "split": row.split,
+        "epoch": row.epoch,
+        "row": row.row_no,
         "state": row.state,
         "reward": row.reward,
+        "rewards": row.rewards,
         "stop_reason": row.stop_reason,
-        "error": None if row.error_class is None else _error(row),
+        "final_answer": storable(record.final_answer) if record else None,
+        "error": error,
+        **{f"error_{name}": error[name] if error else None for name in FIELDS["error"]},
         "attempts": row.attempts,
         "attempt_no": row.attempt_no,
         "n_turns": row.n_turns,
-        "tokens": {"prompt": row.prompt_tokens or 0, "completion": row.completion_tokens or 0},
+        "model": storable(call.model or run.config.model or "") or None if call else None,
+        "endpoint": call.endpoint if call else None,
+        "tokens": {"prompt": row.prompt_tokens, "completion": row.completion_tokens},
+        "prompt_tokens": row.prompt_tokens,
+        "completion_tokens": row.completion_tokens,
         "policy_version": {"min": row.version_min, "max": row.version_max},
+        "version_min": row.version_min,
+        "version_max": row.version_max,
+        "latency_s": row.latency_s,
         "finished_at": None if row.finished_at is None else row.finished_at.isoformat(),
         "prompt": row.payload,
         "messages": record.messages if record else [],
         "tools": record.tools if record else {},
+        "unreadable": None if unreadable is None else str(unreadable),
     }
-    if unreadable is not None:
-        report.unreadable += 1
-        line["unreadable"] = str(unreadable)
-    return line
 
 
 def _error(row: Any) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, Protocol
 
@@ -20,13 +21,73 @@ from pipeline.contract.trajectory import dump_json
 Format = Literal["jsonl", "parquet"]
 
 #: Version of the lines' shape, kept in the metadata of Parquet files.
-EXPORT_SCHEMA = 1
+EXPORT_SCHEMA = 2
 STDOUT = Path("-")
 E_OUTPUT = "E109"
 
+#: The columns of a line and their types, the same in both formats; docs/operate.md says what they
+#: mean. What has no fixed shape is `json`: an object in JSON Lines, its text in Parquet. Any value
+#: may be null.
+COLUMNS = {
+    "run": "string",
+    "rollout_id": "string",
+    "label": "string",
+    "group_id": "string",
+    "group": "int64",
+    "index": "int64",
+    "prompt_id": "string",
+    "dataset": "string",
+    "split": "string",
+    "epoch": "int64",
+    "row": "int64",
+    "state": "string",
+    "reward": "float64",
+    "rewards": "rewards",
+    "stop_reason": "string",
+    "final_answer": "string",
+    "error": "error",
+    "error_class": "string",
+    "error_code": "string",
+    "error_message": "string",
+    "error_phase": "string",
+    "attempts": "int64",
+    "attempt_no": "int64",
+    "n_turns": "int64",
+    "model": "string",
+    "endpoint": "string",
+    "tokens": "tokens",
+    "prompt_tokens": "int64",
+    "completion_tokens": "int64",
+    "policy_version": "versions",
+    "version_min": "int64",
+    "version_max": "int64",
+    "latency_s": "float64",
+    "finished_at": "time",
+    "prompt": "json",
+    "messages": "json",
+    "tools": "json",
+    "unreadable": "string",
+}
+#: Fields of the columns that are objects; `rewards` is a list of them.
+FIELDS = {
+    "rewards": {
+        "name": "string",
+        "version": "string",
+        "value": "float64",
+        "weight": "float64",
+        "status": "string",
+        "error_class": "string",
+        "latency_ms": "float64",
+    },
+    "error": {"class": "string", "code": "string", "message": "string", "phase": "string"},
+    "tokens": {"prompt": "int64", "completion": "int64"},
+    "versions": {"min": "int64", "max": "int64"},
+}
+
+# A group of rows is written when it has so many, or so many characters of JSON: long
+# conversations must not fill the memory.
 _PARQUET_ROWS = 1000
-_ERROR_FIELDS = ("class", "code", "message", "phase")
-_JSON_FIELDS = ("prompt", "messages", "tools")
+_PARQUET_CHARS = 32 * 1024 * 1024
 
 
 class Writer(Protocol):
@@ -94,7 +155,7 @@ class _JsonLines:
 
 
 class _Parquet:
-    """Flat typed columns; what has no fixed shape is JSON text."""
+    """Typed columns; what has no fixed shape is JSON text."""
 
     def __init__(self, file: BinaryIO, run: str) -> None:
         import pyarrow as pa
@@ -102,30 +163,18 @@ class _Parquet:
 
         self._pa = pa
         self._schema = pa.schema(
-            [
-                *((name, pa.string()) for name in ("rollout_id", "label", "run", "group_id")),
-                ("group", pa.int64()),
-                ("index", pa.int32()),
-                ("state", pa.string()),
-                ("reward", pa.float64()),
-                ("stop_reason", pa.string()),
-                *((f"error_{name}", pa.string()) for name in _ERROR_FIELDS),
-                *((name, pa.int32()) for name in ("attempts", "attempt_no", "n_turns")),
-                ("prompt_tokens", pa.int64()),
-                ("completion_tokens", pa.int64()),
-                ("version_min", pa.int64()),
-                ("version_max", pa.int64()),
-                *((name, pa.string()) for name in ("finished_at", *_JSON_FIELDS)),
-                ("unreadable", pa.string()),
-            ],
+            [(name, _arrow_type(kind)) for name, kind in COLUMNS.items()],
             metadata={"rollout.export_schema": str(EXPORT_SCHEMA), "rollout.run": run},
         )
         self._writer = pq.ParquetWriter(file, self._schema, compression="zstd")
         self._rows: list[dict[str, Any]] = []
+        self._chars = 0
 
     def write(self, line: dict[str, Any]) -> None:
-        self._rows.append(_flat(line))
-        if len(self._rows) >= _PARQUET_ROWS:
+        row = {name: _arrow_value(line.get(name), kind) for name, kind in COLUMNS.items()}
+        self._rows.append(row)
+        self._chars += sum(len(row[name] or "") for name in _TEXTS)
+        if len(self._rows) >= _PARQUET_ROWS or self._chars >= _PARQUET_CHARS:
             self._flush()
 
     def close(self) -> None:
@@ -136,20 +185,29 @@ class _Parquet:
         if self._rows:
             self._writer.write_table(self._pa.Table.from_pylist(self._rows, schema=self._schema))
             self._rows = []
+            self._chars = 0
 
 
-def _flat(line: dict[str, Any]) -> dict[str, Any]:
-    error = line["error"] or {}
-    return {
-        **line,
-        **{f"error_{name}": error.get(name) for name in _ERROR_FIELDS},
-        **{name: dump_json(line[name]).decode() for name in _JSON_FIELDS},
-        "prompt_tokens": line["tokens"]["prompt"],
-        "completion_tokens": line["tokens"]["completion"],
-        "version_min": line["policy_version"]["min"],
-        "version_max": line["policy_version"]["max"],
-        "unreadable": line.get("unreadable"),
-    }
+_TEXTS = [name for name, kind in COLUMNS.items() if kind == "json"]
+
+
+def _arrow_type(kind: str) -> Any:
+    import pyarrow as pa
+
+    if kind in FIELDS:
+        fields = pa.struct([(name, _arrow_type(each)) for name, each in FIELDS[kind].items()])
+        return pa.list_(fields) if kind == "rewards" else fields
+    if kind == "time":
+        return pa.timestamp("us", tz="UTC")
+    return pa.string() if kind == "json" else getattr(pa, kind)()
+
+
+def _arrow_value(value: Any, kind: str) -> Any:
+    if value is None:
+        return None
+    if kind == "json":
+        return dump_json(value).decode()
+    return datetime.fromisoformat(value) if kind == "time" else value
 
 
 def _umask() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,16 @@ from fixtures.stored_run import StoredRun
 from sqlalchemy import Engine, text
 
 from pipeline.contract.errors import ErrorClass, InputError
+from pipeline.contract.messages import RewardPart
+from pipeline.contract.trajectory import ModelCall, TrajectoryRecord, pack_record
 from pipeline.queue.payloads import FolderPayloads, check_out
+from pipeline.store.engine import transact
+from pipeline.store.operations import begin_cancel, cancel_rollouts
+from pipeline.store.rescores import record_rescores
 from pipeline.trainer.export import export_run
-from pipeline.trainer.export_files import Format
+from pipeline.trainer.export_files import COLUMNS, FIELDS, Format
+
+DOCS = Path(__file__).parents[3] / "docs" / "operate.md"
 
 
 def finished(engine: Engine) -> StoredRun:
@@ -83,6 +91,96 @@ def test_parquet_has_the_same_lines_in_typed_columns(engine: Engine, tmp_path: P
     assert table.schema.metadata[b"rollout.run"] == story.run.slug.encode()
 
 
+def documented() -> dict[str, str]:
+    """The columns of docs/operate.md, with their types."""
+    section = DOCS.read_text().partition("## Export\n")[2].partition("\n## ")[0]
+    cells = [line.split("|") for line in section.splitlines() if line.startswith("| `")]
+    return {name.strip(" `"): kind.strip() for _, name, kind, *_ in cells}
+
+
+def type_name(kind: str) -> str:
+    fields = "{" + ", ".join(FIELDS.get(kind, ())) + "}"
+    return {"rewards": f"list of {fields}"}.get(kind, fields if kind in FIELDS else kind)
+
+
+def test_both_formats_have_the_columns_that_are_documented(engine: Engine, tmp_path: Path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    story = finished(engine)
+    export(story, tmp_path / "out.jsonl")
+    export(story, tmp_path / "out.parquet", to="parquet")
+    assert documented() == {name: type_name(kind) for name, kind in COLUMNS.items()}
+    table = parquet.read_table(tmp_path / "out.parquet")
+    assert table.schema.names == list(documented())
+    lines, rows = lines_of(tmp_path / "out.jsonl"), table.to_pylist()
+    for line, row in zip(lines, rows, strict=True):
+        assert list(line) == list(documented())
+        as_line = {name: json.loads(row[name]) for name in ("prompt", "messages", "tools")}
+        row["finished_at"] = row["finished_at"].isoformat()
+        assert line == row | as_line
+
+
+def test_types_of_parquet_do_not_depend_on_what_there_is(engine: Engine, tmp_path: Path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    empty = StoredRun(engine, prompts=0)
+    nulls = StoredRun(engine, prompts=1, n=1)
+    transact(engine, lambda c: begin_cancel(c, nulls.run))
+    transact(engine, lambda c: cancel_rollouts(c, nulls.run))
+    schemas = []
+    for n, story in enumerate((empty, nulls, finished(engine))):
+        export(story, tmp_path / f"{n}.parquet", to="parquet")
+        schemas.append(parquet.read_schema(tmp_path / f"{n}.parquet").remove_metadata())
+    assert schemas[0] == schemas[1] == schemas[2]
+    (row,) = parquet.read_table(tmp_path / "1.parquet").to_pylist()
+    assert row["state"] == "cancelled"
+    for name in ("reward", "error", "model", "latency_s", "prompt_tokens", "final_answer"):
+        assert row[name] is None, name
+    types = {name: str(schemas[1].field(name).type) for name in ("reward", "row", "finished_at")}
+    assert types == {"reward": "double", "row": "int64", "finished_at": "timestamp[us, tz=UTC]"}
+
+
+def test_a_line_tells_answer_scores_model_and_time(engine: Engine, tmp_path: Path):
+    story = StoredRun(engine, prompts=1, n=1, n_min=1)
+    attempt = story.claim_one()
+    call = ModelCall(sequence=0, model="qwen", endpoint="http://127.0.0.1:9/v1")
+    body = pack_record(
+        TrajectoryRecord(messages=[{"role": "assistant", "content": "7"}], calls=[call])
+    )
+    parts = (RewardPart(name="numeric", value=1.0), RewardPart(name="numeric.x", value=0.25))
+    told = {"body": body, "timings": {"elapsed_s": 1.5}, "reward_parts": parts}
+    said = story.succeeded(attempt, **told)
+    story.record(said)
+    later = (RewardPart(name="judge", value=0.5, scorer_version="2"),)
+    rescored = said.model_copy(update={"purpose": "rescore", "reward_parts": later})
+    transact(engine, lambda c: record_rescores(c, [rescored]))
+    export(story, tmp_path / "out.jsonl")
+    (line,) = lines_of(tmp_path / "out.jsonl")
+    assert (line["final_answer"], line["model"], line["latency_s"]) == ("7", "qwen", 1.5)
+    assert (line["dataset"], line["row"], line["epoch"]) == ("numbers", 0, 0)
+    assert line["endpoint"] == "http://127.0.0.1:9/v1"
+    assert [(part["name"], part["version"], part["value"]) for part in line["rewards"]] == [
+        ("judge", "2", 0.5),
+        ("numeric", "1", 1.0),
+        ("numeric.x", "1", 0.25),
+    ]
+
+
+def test_the_memory_of_an_export_does_not_grow_with_it(engine: Engine, tmp_path: Path):
+    pytest.importorskip("pyarrow.parquet")
+    long = "x" * 1_000_000
+    body = pack_record(TrajectoryRecord(messages=[{"role": "assistant", "content": long}]))
+
+    def peak_bytes(n: int) -> int:
+        story = StoredRun(engine, prompts=n, n=1, n_min=1)
+        story.record(*(story.succeeded(a, body=body) for a in story.claim(n)))
+        tracemalloc.start()
+        export(story, tmp_path / "out.parquet", to="parquet")
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return peak
+
+    assert peak_bytes(160) < 1.5 * peak_bytes(80)
+
+
 def test_a_run_without_rollouts_gives_an_empty_file(engine: Engine, tmp_path: Path):
     story = StoredRun(engine, prompts=0)
     assert export(story, tmp_path / "out.jsonl").rollouts == 0
@@ -109,7 +207,7 @@ def test_a_trajectory_that_is_gone_spoils_only_its_own_line(engine: Engine, tmp_
     assert report.unreadable == 1
     assert "gone" in first["unreadable"]
     assert first["messages"] == []
-    assert "unreadable" not in second
+    assert second["unreadable"] is None
 
 
 def test_a_file_that_is_there_is_replaced_only_by_a_whole_one(engine: Engine, tmp_path: Path):
