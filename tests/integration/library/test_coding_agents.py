@@ -128,7 +128,8 @@ async def test_tests_that_never_end_have_failed():
     assert trajectory.metadata["tests"]["timed_out"] is True
 
 
-FAKE = "bash_executor", {"command": "echo 'pass' > tests/test_prices.py"}
+#: The test expects what the wrong code gives. From Python 3.12 on, a file without tests fails.
+FAKE = "bash_executor", {"command": "sed -i 's/, 3)/, 4)/' tests/test_prices.py"}
 
 
 @pytest.mark.parametrize(
