@@ -2,7 +2,7 @@
 
 The composition root of the command line. Without a database or broker URL the private servers of
 the data directory are started on demand. Commands that start processes let them stay until
-`rollout down`; all others borrow them, and stop them again if nobody else wants them (ADR 0030).
+`rollout down`; all others borrow them, and stop them again if nobody else wants them (ADR 0028).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Entry points start what they need; a lock file makes the first one do the work. A server that was
 started outlives its starter and stops with `down`. One that was only borrowed stops with the last
-borrower (ADR 0030): the file `NAME.borrowed` says that nobody asked for it to stay, and each
+borrower (ADR 0028): the file `NAME.borrowed` says that nobody asked for it to stay, and each
 borrower holds a shared lock on it. Must not: keep anything in memory that another process would
 miss.
 """

@@ -183,7 +183,7 @@ def record_run_event(
 
 
 def _new_id(connection: Connection, slug: str) -> UUID:
-    """Return another id after each removal of a run of this name (ADR 0029)."""
+    """Return another id after each removal of a run of this name (ADR 0027)."""
     first = run_id_of(slug)
     removed = connection.execute(
         text("SELECT count(*) FROM events WHERE entity_id = :first AND to_state = 'removed'"),

@@ -87,7 +87,7 @@ def test_an_older_store_with_a_run_in_flight_is_counted_and_goes_on(engine: Engi
     config.set_main_option("script_location", str(MIGRATIONS))
     with engine.connect() as connection:
         config.attributes["connection"] = connection
-        command.downgrade(config, "0006-1")
+        command.downgrade(config, "0004-1")
         assert story.rows("SELECT to_regclass('reward_tallies') AS table") == [{"table": None}]
         command.upgrade(config, "head")
     found = status_of(story)

@@ -81,7 +81,7 @@ def test_a_store_of_the_schema_before_keeps_its_runs_and_processes(engine):
         config = Config()
         config.set_main_option("script_location", str(MIGRATIONS))
         config.attributes["connection"] = connection
-        command.downgrade(config, "0006")
+        command.downgrade(config, "0004")
     story = [
         "INSERT INTO processes (process_id, kind, capacity) VALUES ('w0', 'worker', 4)",
         "INSERT INTO runs (run_id, slug, name, purpose, config, config_digest) VALUES "

@@ -88,7 +88,7 @@ def test_runs_of_the_previous_schema_keep_their_times(engine: Engine):
     config.set_main_option("script_location", str(MIGRATIONS))
     with engine.connect() as connection:
         config.attributes["connection"] = connection
-        command.downgrade(config, "0005-1")
+        command.downgrade(config, "0006-1")
         command.upgrade(config, "head")
     assert elapsed_s(done) == pytest.approx(40, abs=NEAR_S)
     assert elapsed_s(left) == pytest.approx(MOST_GAP_S, abs=NEAR_S), "nobody worked on it"

@@ -1,12 +1,12 @@
 """Keep what the standard error of a run's mean reward needs, and the mean of every reward.
 
-Revision ID: 0006
+Revision ID: 0004
 Revises: 0003
 """
 
 from alembic import op
 
-revision = "0006"
+revision = "0004"
 down_revision = "0003"
 branch_labels = None
 depends_on = None

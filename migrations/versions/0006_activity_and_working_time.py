@@ -1,13 +1,13 @@
 """Keep what workers say of runs under way, and for how long each run was worked on.
 
-Revision ID: 0005
-Revises: 0007
+Revision ID: 0006
+Revises: 0005
 """
 
 from alembic import op
 
-revision = "0005"
-down_revision = "0007"
+revision = "0006"
+down_revision = "0005"
 branch_labels = None
 depends_on = None
 

@@ -1,13 +1,13 @@
 """Keep what workers say they take: their queues, and the model endpoints they may call.
 
-Revision ID: 0007
-Revises: 0006
+Revision ID: 0005
+Revises: 0004
 """
 
 from alembic import op
 
-revision = "0007"
-down_revision = "0006"
+revision = "0005"
+down_revision = "0004"
 branch_labels = None
 depends_on = None
 
