@@ -9,6 +9,7 @@ RUN python -m venv /opt/rollout
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
 COPY migrations ./migrations
+COPY rollout ./rollout
 COPY pipeline ./pipeline
 COPY producers ./producers
 COPY workers ./workers

@@ -36,7 +36,7 @@ from producers.datasets import Prompt
 from producers.enqueue import enqueue
 
 _START_TIMEOUT_S = 60
-_ROLLOUT = [sys.executable, "-m", "pipeline.cli"]
+_ROLLOUT = [sys.executable, "-m", "rollout"]
 
 
 class PipelineSubject:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pipeline.contract.errors import ConfigError
 
-PACKAGES = ("pipeline", "producers", "workers")
+PACKAGES = ("pipeline", "producers", "rollout", "workers")
 
 _INSTALLED = Path(__file__).resolve().parents[1]
 

@@ -132,7 +132,7 @@ def main() -> None:
         arm(place, int(nth))
     if within := os.environ.get(TWICE_VARIABLE):
         ask_twice(float(within))
-    from pipeline.cli.app import main as rollout
+    from rollout.app import main as rollout
 
     rollout(["controller", *sys.argv[1:]])
 

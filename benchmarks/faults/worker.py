@@ -69,7 +69,7 @@ def main() -> None:
         skew_clock(float(skew))
     if within := os.environ.get(TWICE_VARIABLE):
         say_twice(float(within))
-    from pipeline.cli.app import main as rollout
+    from rollout.app import main as rollout
 
     rollout(["worker", *sys.argv[1:]])
 

@@ -27,8 +27,8 @@ from pipeline.store.rollouts import claim
 from producers.datasets import Prompt
 from producers.enqueue import enqueue
 from workers.core.model_response import ModelResponse
-from workers.execution import execute
-from workers.runtime import Runtime
+from workers.process.execution import execute
+from workers.process.runtime import Runtime
 
 RUN = "tiny"
 QUESTIONS = ("15 * 24", "17 + 4", "2 ** 10", "12 / 5")

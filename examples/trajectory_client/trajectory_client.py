@@ -17,7 +17,6 @@ from typing import Any
 
 from sqlalchemy import Engine
 
-from pipeline.cli.deployment import open_deployment
 from pipeline.queue.payloads import PayloadStore, open_payloads
 from pipeline.settings import Settings, load_settings
 from pipeline.store.engine import transact
@@ -27,8 +26,9 @@ from pipeline.store.status import run_status
 from pipeline.trainer.bodies import read_record
 from pipeline.trainer.export import export_lines
 from pipeline.trainer.export_files import Format, open_writer, output_file, require_format
+from rollout.deployment import open_deployment
 from workers.core.trajectory import Trajectory
-from workers.records import trajectory_of
+from workers.process.records import trajectory_of
 
 Line = dict[str, Any]
 Condition = Callable[[Line], bool]

@@ -1,7 +1,7 @@
 """The record of an attempt as it is stored and handed to trainers.
 
-Built by the worker (`workers/records.py`), compressed there, stored as bytes, read by trainers and
-the command line. Must not: know agents, tools or the database.
+Built by the worker (`workers/process/records.py`), compressed there, stored as bytes, read by
+trainers and the command line. Must not: know agents, tools or the database.
 """
 
 from __future__ import annotations

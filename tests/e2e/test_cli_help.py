@@ -14,7 +14,7 @@ import pytest
 import typer
 from fixtures.command_line import CommandLine
 
-from pipeline.cli.app import COMMANDS
+from rollout.app import COMMANDS
 
 HEAVY = (
     "openai",
@@ -48,7 +48,7 @@ def shown_in_a_terminal(folder: Path, *arguments: str) -> str:
     """Return what a command prints on a terminal of 80 columns, without colours."""
     ours, theirs = pty.openpty()
     done = subprocess.Popen(
-        [sys.executable, "-m", "pipeline.cli", *arguments],
+        [sys.executable, "-m", "rollout", *arguments],
         cwd=folder,
         env={**os.environ, "COLUMNS": "80", "TERM": "xterm"},
         stdout=theirs,
@@ -92,7 +92,7 @@ def test_no_summary_is_cut_or_folded_at_80_columns(folder, group):
 
 def test_help_loads_nothing_heavy(folder):
     code = (
-        "import sys; from pipeline.cli.app import run_command; code = run_command(['--help']);"
+        "import sys; from rollout.app import run_command; code = run_command(['--help']);"
         f"print(code, *(name for name in {HEAVY!r} if name in sys.modules), file=sys.stderr)"
     )
     done = subprocess.run(
@@ -106,7 +106,7 @@ def test_help_takes_a_fifth_of_a_second_at_most(folder):
     def once() -> float:
         started, before = time.monotonic(), os.times()
         subprocess.run(
-            [sys.executable, "-m", "pipeline.cli", "--help"],
+            [sys.executable, "-m", "rollout", "--help"],
             cwd=folder,
             stdout=subprocess.DEVNULL,
             check=True,

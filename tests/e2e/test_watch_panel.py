@@ -31,7 +31,7 @@ def call_in_vain(story: StoredRun) -> None:
 def shown_on_a_terminal(*arguments: str, **options: object) -> str:
     """Run a command whose stderr is a terminal; return what it showed there."""
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "pipeline.cli", *arguments]
+    command = [sys.executable, "-m", "rollout", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=theirs, **options)
     os.close(theirs)
     shown = b""

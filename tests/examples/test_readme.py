@@ -31,13 +31,13 @@ from producers.enqueue import EnqueueReport, enqueue
 from workers.core.model_response import ModelResponse, NativeToolCall
 from workers.core.registry import clear_registry
 from workers.core.tool_registry import get_global_tool_registry
-from workers.execution import execute
-from workers.llm.offline_policy import OfflinePolicyOptions
-from workers.llm.offline_server import serving
 from workers.llm.providers import make_client
-from workers.plugins import load_plugins
+from workers.offline_policy.policy import OfflinePolicyOptions
+from workers.offline_policy.server import serving
+from workers.process.execution import execute
+from workers.process.plugins import load_plugins
+from workers.process.runtime import Runtime
 from workers.rewards.registry import clear_rewards
-from workers.runtime import Runtime
 
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
 

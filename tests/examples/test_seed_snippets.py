@@ -20,8 +20,8 @@ import pytest
 from workers import agentic_rollout
 from workers.agentic_rollout import AgenticRollout, AgenticRolloutConfig, create_agentic_rollout
 from workers.core.trajectory import StepType, Trajectory, TrajectoryStep
-from workers.data_proto import DataProto
 from workers.llm.connections import close_connections
+from workers.verl.data_proto import DataProto
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (Path(__file__).parent / "seed_snippets.txt").read_text()

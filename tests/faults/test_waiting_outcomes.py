@@ -9,7 +9,7 @@ from fixtures.waiting import wait_until
 from pipeline.contract.errors import QueueUnavailable
 from pipeline.contract.messages import Completion
 from pipeline.queue.payloads import FolderPayloads
-from workers.outbox import Outbox
+from workers.process.outbox import Outbox
 
 
 class AbsentBroker:

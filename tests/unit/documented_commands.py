@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from pipeline.cli.app import app, run_command
+from rollout.app import app, run_command
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [

@@ -13,7 +13,7 @@ import pytest
 from celery import Celery
 from kombu import Message
 
-from workers.acknowledgements import GatedRequest, LastAcknowledgements, is_left_to_another
+from workers.process.acknowledgements import GatedRequest, LastAcknowledgements, is_left_to_another
 
 Pending = deque[Callable[[], None]]
 

@@ -15,12 +15,12 @@ from fixtures.messages import RUN_ID, request_of
 from pipeline.contract.errors import ModelBadRequest, ModelRateLimit, ModelTransportError
 from pipeline.contract.messages import Heartbeat
 from pipeline.redaction import Redactor
-from workers.activity import MOST_RUNS, Activity
-from workers.attempt import Attempt
-from workers.call_warnings import EVERY_S, CallWarnings
 from workers.llm.call_errors import HttpAnswer
 from workers.llm.call_retries import CallRetries, CallRetryPolicy
 from workers.llm.chat_client import ChatClient
+from workers.process.activity import MOST_RUNS, Activity
+from workers.process.attempt import Attempt
+from workers.process.call_warnings import EVERY_S, CallWarnings
 
 URL = "http://127.0.0.1:9/v1"
 

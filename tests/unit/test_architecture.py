@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("pipeline", "workers", "producers", "migrations")
+PACKAGES = ("rollout", "pipeline", "workers", "producers", "migrations")
 
 MAX_LINES = 400
 MAX_TEST_LINES = 600
@@ -63,7 +63,7 @@ LAYERS = {
         ("contract", "settings", "redaction", "service loop", *ADAPTERS, *SERVICES),
     ),
     "cli": Layer(
-        ("pipeline.cli",),
+        ("rollout",),
         (
             "contract",
             "settings",
@@ -87,11 +87,11 @@ LAYERS = {
             "workers.tools",
             "workers.sandbox",
             "workers.agentic_rollout",
-            "workers.data_proto",
+            "workers.verl",
         ),
         lazily=("model clients", "rewards"),
     ),
-    "model clients": Layer(("workers.llm",), ("contract", "library")),
+    "model clients": Layer(("workers.llm", "workers.offline_policy"), ("contract", "library")),
     "rewards": Layer(("workers.rewards",), ("contract", "library")),
     "workers": Layer(
         ("workers",),
@@ -318,7 +318,7 @@ def test_files_are_nouns_of_the_subject():
         ("workers.agents.react_agent", ("openai", "celery", "sqlalchemy", "boto3")),
         ("pipeline.contract.messages", ("celery", "sqlalchemy", "openai")),
         ("pipeline.settings", ("celery", "sqlalchemy", "openai", "boto3")),
-        ("workers.worker", ("sqlalchemy", "psycopg", "openai")),
+        ("workers.process.worker", ("sqlalchemy", "psycopg", "openai")),
         ("pipeline.controller", ("openai", "anthropic")),
     ],
 )

@@ -9,8 +9,8 @@ from fixtures.messages import request_of
 
 from pipeline.contract.errors import ModelBadRequest
 from pipeline.settings import Settings, load_settings
-from workers.attempt import Attempt
-from workers.runtime import Runtime
+from workers.process.attempt import Attempt
+from workers.process.runtime import Runtime
 
 OWN = "https://models.example/v1"
 CLAUDE = "https://claude.example"

@@ -137,6 +137,6 @@ def test_the_image_runs_as_the_user_that_compose_names() -> None:
 
 
 def test_the_image_holds_every_package() -> None:
-    for package in ("pipeline", "producers", "workers", "migrations"):
+    for package in ("rollout", "pipeline", "producers", "workers", "migrations"):
         assert re.search(rf"^COPY {package} ", DOCKERFILE, re.MULTILINE)
         assert f"!{package}" in (ROOT / ".dockerignore").read_text("utf-8").splitlines()

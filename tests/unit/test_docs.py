@@ -116,7 +116,7 @@ def test_every_code_is_listed_and_no_other() -> None:
     code = re.compile(r"""["'](E\d{3})["']""")
     used = {
         found
-        for package in ("pipeline", "producers", "workers")
+        for package in ("rollout", "pipeline", "producers", "workers")
         for path in (ROOT / package).rglob("*.py")
         for found in code.findall(read(path))
     }

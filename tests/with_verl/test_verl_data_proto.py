@@ -13,7 +13,7 @@ from workers.agentic_rollout import AgenticRollout, AgenticRolloutConfig
 from workers.agents.react_agent import ReActAgent
 from workers.core.registry import register_agent
 from workers.core.trajectory import Trajectory
-from workers.data_proto import has_verl
+from workers.verl.data_proto import has_verl
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

@@ -12,9 +12,9 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict
 from typing import Any, ClassVar, get_type_hints
 
-from workers.agents.acting_agent import ActingAgent
 from workers.agents.coding_progress import explored_path, is_edit, read_progress
 from workers.agents.coding_task import CodingTask, prepare_task, read_diff, run_tests
+from workers.agents.tool_calling_agent import ToolCallingAgent
 from workers.core.base_tool import BaseAgenticTool
 from workers.core.interaction import end_interactions
 from workers.core.options import Options
@@ -29,7 +29,7 @@ CONTAINER_KINDS = ("docker", "k8s")
 _IN_THE_SANDBOX = ("bash_executor", "file_editor", "search")
 
 
-class CodingAgent(ActingAgent):
+class CodingAgent(ToolCallingAgent):
     """Works on code with a shell, an editor and a search.
 
     The prompt may bring `files`, `test_command` and the other fields of `CodingTask`; the options
@@ -45,8 +45,8 @@ class CodingAgent(ActingAgent):
         sandbox: Kind of sandbox, as in `open_sandbox`.
         sandbox_limits: As in `SandboxLimits`.
         sandbox_options: Further arguments of the sandbox, such as an image.
-        native_tools: As `ActingAgent`; here True by default.
-        **kwargs: As `ActingAgent`, and the fields of `CodingTask`.
+        native_tools: As `ToolCallingAgent`; here True by default.
+        **kwargs: As `ToolCallingAgent`, and the fields of `CodingTask`.
     """
 
     options: ClassVar[Options] = {

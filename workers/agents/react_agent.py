@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from workers.agents.acting_agent import ActingAgent
+from workers.agents.tool_calling_agent import ToolCallingAgent
 from workers.core.options import Options
 from workers.core.tool_prompt import tools_text
 from workers.core.trajectory import StepType, Trajectory, TrajectoryStep
@@ -15,7 +15,7 @@ from workers.core.trajectory import StepType, Trajectory, TrajectoryStep
 _REFLECTION = "Before you go on, think about why this failed and what to do differently."
 
 
-class ReActAgent(ActingAgent):
+class ReActAgent(ToolCallingAgent):
     """Reasoning and acting in turns.
 
     Args:
@@ -23,7 +23,7 @@ class ReActAgent(ActingAgent):
         require_thought_before_action: Whether an action needs a thought before it in its reply; one
             without is not run, and the model is told so.
         enable_self_reflection: Whether the model is asked to reflect after a failed tool call.
-        **kwargs: As `ActingAgent`.
+        **kwargs: As `ToolCallingAgent`.
     """
 
     options: ClassVar[Options] = {}

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any, ClassVar
 
-from workers.agents.acting_agent import ActingAgent
+from workers.agents.tool_calling_agent import ToolCallingAgent
 from workers.core.options import Options
 from workers.core.tool_prompt import tools_text
 from workers.core.trajectory import StepType, Trajectory, TrajectoryStep
 
 
-class ToolAgent(ActingAgent):
+class ToolAgent(ToolCallingAgent):
     """Tool calls first; a reply without one is the answer.
 
     Args:
@@ -23,8 +23,8 @@ class ToolAgent(ActingAgent):
         allow_multiple_tool_calls: Whether one reply may make several calls.
         require_tool_usage: Whether an answer counts only after a tool was used.
         max_tool_calls_per_step: Most calls of one reply that are run; they run concurrently.
-        native_tools: As `ActingAgent`; here True by default.
-        **kwargs: As `ActingAgent`.
+        native_tools: As `ToolCallingAgent`; here True by default.
+        **kwargs: As `ToolCallingAgent`.
     """
 
     options: ClassVar[Options] = {}

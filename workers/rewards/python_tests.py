@@ -2,8 +2,8 @@
 
 Imported by the registry on first use. Rows have `prompt` (the function's head), `entry_point` and
 `test` (which defines `check(candidate)`). The candidate runs in a process of its own inside the
-sandbox and the tests in another (`workers/sandbox/trial.py`): it is handed arguments and hands
-back plain data, so patched builtins, objects equal to everything, frame tricks, early exits and
+sandbox and the tests in another (`test_runner.py`): it is handed arguments and hands back plain
+data, so patched builtins, objects equal to everything, frame tricks, early exits and
 printed verdicts reach nothing that decides. Must not: give 0.0 for a failure of our own.
 
 Not covered: a candidate that recognises the tests' arguments and returns what it knows; tests that
@@ -25,8 +25,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from workers.rewards import test_runner, wire_values
 from workers.rewards.registry import register_reward
-from workers.sandbox import trial, trial_values
 from workers.sandbox.backends import SandboxKind, open_sandbox
 from workers.sandbox.base import CommandResult, SandboxFailure, SandboxLimits
 
@@ -133,14 +133,14 @@ def _slot() -> asyncio.Semaphore:
 
 @functools.cache
 def _program() -> str:
-    """Return the sources of the trial as one program that needs no file of ours."""
-    values = Path(trial_values.__file__).read_text()
+    """Return the sources of the test runner as one program that needs no file of ours."""
+    values = Path(wire_values.__file__).read_text()
     return (
         "import sys, types\n"
-        f"for name in {['workers', 'workers.sandbox', trial_values.__name__]!r}:\n"
+        f"for name in {['workers', 'workers.rewards', wire_values.__name__]!r}:\n"
         "    module = sys.modules[name] = types.ModuleType(name)\n"
         f"exec({values!r}, module.__dict__)\n"
-        f"exec({Path(trial.__file__).read_text()!r})\n"
+        f"exec({Path(test_runner.__file__).read_text()!r})\n"
     )
 
 

@@ -1,7 +1,7 @@
 """Reward functions by name: registering, finding, and scoring one trajectory with them.
 
-Plug-in modules register; `workers/execution.py` scores. A run names its reward, and the worker
-looks the name up here. Must not: turn an error into a value, or know a queue or a store.
+Plug-in modules register; `workers/process/execution.py` scores. A run names its reward, and the
+worker looks the name up here. Must not: turn an error into a value, or know a queue or a store.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ from workers.sandbox.file_view import (
     make_file_view,
     python_path,
 )
-from workers.sandbox.lending import LentUser
 from workers.sandbox.local import LocalSandbox, check_report
+from workers.sandbox.sandbox_user import SandboxUser
 from workers.sandbox.shell import clean_environment, limited_command
 from workers.sandbox.subprocesses import ChildSpec, FinishedProcess, kill_group
 
@@ -110,7 +110,7 @@ def _parents(path: str | os.PathLike[str]) -> list[str]:
     return [word for folder in above if folder != "/tmp" for word in ("--dir", folder)]
 
 
-def _identity(user: LentUser | None) -> list[str]:
+def _identity(user: SandboxUser | None) -> list[str]:
     if user is None:
         return ["--unshare-user", "--"]
     uid = str(user.uid)

@@ -24,8 +24,8 @@ from workers.sandbox.file_view import (
     make_file_view,
     python_path,
 )
-from workers.sandbox.lending import LentUser
 from workers.sandbox.local import LocalSandbox, check_report
+from workers.sandbox.sandbox_user import SandboxUser
 from workers.sandbox.shell import clean_environment, find_shell, is_within, limited_command
 from workers.sandbox.subprocesses import ChildSpec, FinishedProcess, kill_group
 
@@ -238,7 +238,7 @@ def _loopback_command() -> str:
     return f'{os.path.realpath(sys.executable)} -I -S -c "{_LOOPBACK_UP}"'
 
 
-def _identity(user: LentUser | None) -> list[str]:
+def _identity(user: SandboxUser | None) -> list[str]:
     """Return the words that give up every privilege before the command."""
     setpriv = ["setpriv", "--no-new-privs", "--inh-caps=-all"]
     if user is not None:

@@ -20,8 +20,8 @@ from typing import Any
 
 from workers.sandbox import reaper
 from workers.sandbox.base import Command, CommandResult, SandboxLimits
-from workers.sandbox.lending import is_running, process_ids
 from workers.sandbox.local import LocalSandbox
+from workers.sandbox.sandbox_user import is_running, process_ids
 from workers.sandbox.shell import clean_environment, limited_command
 from workers.sandbox.subprocesses import ChildSpec, kill_group
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from workers.sandbox.base import SandboxFailure
 from workers.sandbox.confined import ConfinedFolder
-from workers.sandbox.lending import LentFolder, LentUser
+from workers.sandbox.sandbox_user import SandboxUser, SandboxUsersFolder
 
 _PREFIX = "rollout-sandbox-"
 _LEFTOVER_AGE_S = 600.0
@@ -54,7 +54,7 @@ class Workspace:
             self.scratch = self.base / "tmp"
             self.scratch.mkdir(0o700)
             self.files = ConfinedFolder(self.root, file_bytes)
-            self.user = LentUser() if os.geteuid() == 0 else None
+            self.user = SandboxUser() if os.geteuid() == 0 else None
             if self.user:
                 self._lend(self.user, is_given=root is not None)
         except OSError as error:
@@ -75,12 +75,12 @@ class Workspace:
         self._cleanup.callback(os.close, lock)
         return Path(folder).resolve()
 
-    def _lend(self, user: LentUser, *, is_given: bool) -> None:
+    def _lend(self, user: SandboxUser, *, is_given: bool) -> None:
         self._cleanup.callback(user.close)
         if is_given:
             self._cleanup.callback(os.close, self._claim_root())
         for folder in (self.scratch, self.root):
-            lent = LentFolder(folder, user.uid)
+            lent = SandboxUsersFolder(folder, user.uid)
             # Registered first, so that a tree lent in part is taken back too.
             self._cleanup.callback(lent.take_back)
             lent.lend()

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from pipeline.cli.app import run_command
 from pipeline.contract.errors import WaitTimeout
 from pipeline.limits.pool import open_pool
 from pipeline.settings import load_settings
+from rollout.app import run_command
 
 ENDPOINT, MODEL = "https://models.example/v1", "small"
 Cli = Callable[..., Any]

@@ -34,7 +34,7 @@ WorkerMaker = Callable[..., ScriptedWorker]
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.scoring.SCORING_WAIT_S", 0.0)
+    monkeypatch.setattr("workers.process.scoring.SCORING_WAIT_S", 0.0)
 
 
 def outcome(story: StoredRun, worker: ScriptedWorker) -> tuple[Any, ...]:
@@ -240,7 +240,7 @@ def test_a_reward_nobody_registered_fails_and_says_which_there_are(engine, make_
 
 
 def test_a_reward_that_never_answers_is_given_up(engine, make_worker, monkeypatch):
-    monkeypatch.setattr("workers.scoring.SCORING_TRIES", 1)
+    monkeypatch.setattr("workers.process.scoring.SCORING_TRIES", 1)
 
     @register_reward("silent")
     async def silent(response: str) -> float:

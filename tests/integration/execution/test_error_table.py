@@ -70,7 +70,7 @@ each_class = pytest.mark.parametrize("error_class", sorted(MISBEHAVIOURS))
 
 @pytest.fixture(autouse=True)
 def _misbehaving_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.scoring.SCORING_WAIT_S", 0.0)
+    monkeypatch.setattr("workers.process.scoring.SCORING_WAIT_S", 0.0)
 
     @register_agent("sleeps")
     async def sleeps(prompt: dict[str, Any], llm: Any) -> str:
@@ -241,7 +241,8 @@ def test_an_agent_that_ends_the_interpreter_fails_alone(engine, make_worker):
 def test_an_agent_that_will_not_stop_is_left_behind_and_calls_no_model(
     engine, make_worker, monkeypatch, caplog
 ):
-    monkeypatch.setattr("workers.agent_task.run_within.__kwdefaults__", {"stubborn_s": 0.05})
+    defaults = "workers.process.agent_timeout.run_within.__kwdefaults__"
+    monkeypatch.setattr(defaults, {"cancel_grace_s": 0.05})
     refused: list[BaseException] = []
 
     @register_agent("stubborn")
@@ -265,7 +266,7 @@ def test_an_agent_that_will_not_stop_is_left_behind_and_calls_no_model(
 
     async def run() -> None:
         from pipeline.dispatcher import request_of
-        from workers.execution import execute
+        from workers.process.execution import execute
 
         said.append(await execute(request_of(story.run, story.claim_one()), worker.runtime))
         for _ in range(100):

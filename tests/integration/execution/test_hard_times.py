@@ -25,17 +25,17 @@ from fixtures.waiting import wait_until
 from kombu import Producer
 from sqlalchemy import Engine
 
-from pipeline.cli.app import run_command
 from pipeline.contract.errors import QueueUnavailable, ServiceUnavailable
 from pipeline.contract.messages import TASK_RUN, Completion, Heartbeat
 from pipeline.queue.broker import broker_of
 from pipeline.queue.celery_app import make_celery_app
 from pipeline.queue.frames import encode_completions
 from pipeline.queue.payloads import FolderPayloads, load_body
-from workers.heartbeats import Heartbeats, HeartbeatTimes
-from workers.in_flight import InFlight
-from workers.loop import LoopThread
-from workers.outbox import Outbox
+from rollout.app import run_command
+from workers.process.heartbeats import Heartbeats, HeartbeatTimes
+from workers.process.in_flight import InFlight
+from workers.process.loop import LoopThread
+from workers.process.outbox import Outbox
 
 
 class Sent:

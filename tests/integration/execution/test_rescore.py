@@ -11,7 +11,6 @@ import pytest
 from fixtures.scripted_worker import ScriptedWorker
 from fixtures.stored_run import StoredRun
 
-from pipeline.cli.rescore_requests import request_of
 from pipeline.contract.errors import ErrorClass
 from pipeline.contract.messages import Completion, RescoreRequest, parse_message
 from pipeline.contract.train_batch import BatchSpec
@@ -22,8 +21,9 @@ from pipeline.store.engine import transact
 from pipeline.store.operations import begin_cancel, cancel_rollouts
 from pipeline.store.rescores import count_rescorable, read_rescorable, record_rescores
 from pipeline.trainer.client import TrainerClient
+from rollout.rescore_requests import request_of
 from workers.core.trajectory import Trajectory
-from workers.rescoring import rescore
+from workers.process.rescoring import rescore
 from workers.rewards.registry import clear_rewards, register_reward
 
 SCORING = ErrorClass.REWARD_ERROR
@@ -36,7 +36,7 @@ def payloads(tmp_path: Path) -> FolderPayloads:
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.scoring.SCORING_WAIT_S", 0.0)
+    monkeypatch.setattr("workers.process.scoring.SCORING_WAIT_S", 0.0)
 
 
 def break_judge() -> None:

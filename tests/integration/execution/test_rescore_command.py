@@ -13,7 +13,7 @@ from fixtures.deployment import AGENTS, Deployment
 from fixtures.waiting import wait_until
 from sqlalchemy import Engine
 
-from pipeline.cli.app import run_command
+from rollout.app import run_command
 
 JUDGE = """
 from pathlib import Path

@@ -18,9 +18,9 @@ from pipeline.contract.errors import InputError, ModelBadRequest
 from workers.llm.call_retries import CallRetryPolicy
 from workers.llm.connections import close_connections
 from workers.llm.lean_client import LeanClient
-from workers.llm.offline_draws import Mishap, expected_is_wrong, mishap_of_sample
-from workers.llm.offline_policy import OfflinePolicyOptions
-from workers.llm.offline_server import serving
+from workers.offline_policy.draws import Mishap, expected_is_wrong, mishap_of_sample
+from workers.offline_policy.policy import OfflinePolicyOptions
+from workers.offline_policy.server import serving
 
 FAST = CallRetryPolicy(max_retries=3, base_s=0.001)
 
@@ -182,8 +182,8 @@ async def test_the_server_counts_what_it_did() -> None:
 
 SERVER = """
 import sys
-from workers.llm.offline_policy import OfflinePolicyOptions
-from workers.llm.offline_server import run_server
+from workers.offline_policy.policy import OfflinePolicyOptions
+from workers.offline_policy.server import run_server
 fd = int(sys.argv[1])
 run_server(OfflinePolicyOptions(fd=None if fd < 0 else fd))
 """
@@ -223,7 +223,7 @@ async def test_a_server_process_says_when_it_is_ready_and_ends_on_sigterm(
     [("{oops", r"key\.jsonl:1 is not JSON"), ('{"q": "x"}', "has no field 'a'"), ("5", "no JSON")],
 )
 def test_a_bad_answer_key_is_named_with_its_line(tmp_path: Path, text: str, says: str) -> None:
-    from workers.llm.offline_policy import OfflinePolicy
+    from workers.offline_policy.policy import OfflinePolicy
 
     path = tmp_path / "key.jsonl"
     options = OfflinePolicyOptions(answer_key=path, prompt_field="q", answer_field="a")

@@ -16,8 +16,8 @@ from sqlalchemy import Engine
 
 _POLICY = """
 import sys
-from workers.llm.offline_policy import OfflinePolicyOptions
-from workers.llm.offline_server import run_server
+from workers.offline_policy.policy import OfflinePolicyOptions
+from workers.offline_policy.server import run_server
 run_server(OfflinePolicyOptions(errors=0.1, retry_after_ms=20, seed=7))
 """
 

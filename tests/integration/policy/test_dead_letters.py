@@ -11,12 +11,12 @@ from fixtures.stored_run import StoredRun
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from pipeline import retry
-from pipeline.cli.app import run_command
 from pipeline.collector import Collector
 from pipeline.contract.errors import ErrorClass
 from pipeline.contract.messages import Completion, Heartbeat, RewardPart
 from pipeline.queue.completions import Delivery
 from pipeline.queue.frames import decode_completions, encode_completions
+from rollout.app import run_command
 
 Cli = Callable[..., Any]
 

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from pipeline.cli import app as command_line
-from pipeline.cli.app import run_command
-from pipeline.cli.configuration import hide_secret
 from pipeline.contract.errors import ServiceUnavailable
+from rollout import app as command_line
+from rollout.app import run_command
+from rollout.commands.configuration import hide_secret
 
 
 @pytest.fixture(autouse=True)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.cli.endpoint import Endpoints, worker_environment
 from pipeline.settings import Settings, load_settings
+from rollout.endpoint import Endpoints, worker_environment
 
 OWN, OTHER = "https://models.example/v1", "https://other.example/v1"
 URL, ALLOWED = "ROLLOUT_LLM__BASE_URL", "ROLLOUT_WORKER__ALLOWED_BASE_URLS"

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.cli.known_names import find_unknown
 from pipeline.contract.errors import InputError
 from pipeline.contract.run import RunConfig
+from rollout.known_names import find_unknown
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pipeline.cli.options import takes
+from rollout.options import takes
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.cli.pace import Pace
+from rollout.pace import Pace
 
 
 def test_at_the_first_look_nothing_can_be_said():

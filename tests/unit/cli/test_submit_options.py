@@ -8,10 +8,10 @@ from typing import get_args, get_type_hints
 
 import pytest
 
-from pipeline.cli.run_config import run_config
-from pipeline.cli.submit import SubmitOptions, name_and_split, new_slug
 from pipeline.contract.errors import InputError
 from pipeline.contract.run import RunConfig, check_slug
+from rollout.commands.submit import SubmitOptions, name_and_split, new_slug
+from rollout.run_config import run_config
 
 PLAIN = SubmitOptions(dataset="questions.jsonl")
 

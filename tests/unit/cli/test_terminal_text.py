@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from pipeline.cli.output import (
+from pipeline.contract.errors import Refused
+from rollout.output import (
     confirm,
     print_error,
     print_json,
@@ -16,7 +17,6 @@ from pipeline.cli.output import (
     safe_text,
     write_in_any_encoding,
 )
-from pipeline.contract.errors import Refused
 
 
 class Terminal(io.StringIO):

@@ -16,7 +16,7 @@ from pipeline.contract.trajectory import (
     unpack_record,
 )
 from workers.core.trajectory import StepType, Trajectory, TrajectoryStep
-from workers.records import record_of, trajectory_of
+from workers.process.records import record_of, trajectory_of
 
 texts = st.text(st.characters(exclude_categories=("Cs",)), max_size=50)
 records = st.builds(

@@ -10,8 +10,8 @@ from workers.core.model_response import ModelResponse
 
 np = pytest.importorskip("numpy")
 
-from workers.core.token_rows import TokenRow, padded_columns, token_row  # noqa: E402
-from workers.data_proto import DataProto, DataProtoItem, has_verl  # noqa: E402
+from workers.verl.data_proto import DataProto, DataProtoItem, has_verl  # noqa: E402
+from workers.verl.token_rows import TokenRow, padded_columns, token_row  # noqa: E402
 
 PAD = 0
 

@@ -4,7 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.llm.arithmetic import ArithmeticFailure, compute, find_expression, write_number
+from workers.offline_policy.arithmetic import (
+    ArithmeticFailure,
+    compute,
+    find_expression,
+    write_number,
+)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from producers.demo_prompts import demo_prompts
-from workers.llm.arithmetic import compute, find_expression, write_number
+from workers.offline_policy.arithmetic import compute, find_expression, write_number
 
 
 def test_prompts_are_different_and_the_same_for_the_same_seed() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.llm.offline_draws import (
+from workers.offline_policy.draws import (
     MAX_FAILURES_IN_A_ROW,
     Failure,
     Mishap,

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from workers.llm.answer_key import AnswerKey, key_entry
-from workers.llm.offline_draws import Mishap
-from workers.llm.offline_rules import DO_NOT_KNOW, Reply, read_task, reply_to
-from workers.llm.offline_tokens import completion_token_ids, prompt_token_ids
+from workers.offline_policy.answer_key import AnswerKey, key_entry
+from workers.offline_policy.draws import Mishap
+from workers.offline_policy.rules import DO_NOT_KNOW, Reply, read_task, reply_to
+from workers.offline_policy.tokens import completion_token_ids, prompt_token_ids
 
 QUESTION = "What is 12 * (3 + 4)?"
 REACT = (

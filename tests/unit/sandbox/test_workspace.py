@@ -7,7 +7,7 @@ import pytest
 
 from workers.sandbox import workspace
 from workers.sandbox.base import SandboxFailure
-from workers.sandbox.lending import LentFolder
+from workers.sandbox.sandbox_user import SandboxUsersFolder
 from workers.sandbox.workspace import Workspace, check_root, sweep_leftovers
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
@@ -51,7 +51,7 @@ def test_lending_changes_only_what_is_the_owners_and_taking_back_undoes_it(tmp_p
     os.link(outside, root / "hard")
     (root / "soft").symlink_to(outside)
 
-    lent = LentFolder(root, 1_800_000_000)
+    lent = SandboxUsersFolder(root, 1_800_000_000)
     lent.lend()
     owners = {path.name: path.lstat().st_uid for path in root.rglob("*")}
     assert owners == {
@@ -81,13 +81,13 @@ def test_workspace_that_fails_half_way_gives_everything_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("x")
-    lend = LentFolder.lend
+    lend = SandboxUsersFolder.lend
 
-    def lend_and_fail(self: LentFolder) -> None:
+    def lend_and_fail(self: SandboxUsersFolder) -> None:
         lend(self)
         raise OSError("disk error")
 
-    monkeypatch.setattr(LentFolder, "lend", lend_and_fail)
+    monkeypatch.setattr(SandboxUsersFolder, "lend", lend_and_fail)
     with pytest.raises(SandboxFailure, match="disk error"):
         Workspace(tmp_path, 1000)
     assert tmp_path.stat().st_uid == 0

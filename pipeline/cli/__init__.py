@@ -1,1 +1,0 @@
-"""The command line; the composition root that wires producers, pipeline and workers."""

@@ -1,0 +1,195 @@
+"""`rollout pull`, `commit`, `export`: what a trainer does, by hand or from a script."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pipeline.contract.errors import InputError
+from rollout.deployment import Deployment, opened
+from rollout.options import Json, RunName
+from rollout.output import note, number, print_json, print_table
+
+if TYPE_CHECKING:
+    from pipeline.contract.train_batch import TrainBatch
+    from pipeline.trainer.client import TrainerClient
+
+Consumer = Annotated[str, typer.Option(metavar="NAME", help="Who trains; part of a batch's key.")]
+Step = Annotated[int, typer.Option(min=0, help="The trainer's step; part of a batch's key.")]
+
+_FORMATS = ("jsonl", "parquet")
+
+
+def pull(
+    ctx: typer.Context,
+    run: RunName,
+    consumer: Consumer,
+    step: Step,
+    groups: Annotated[int, typer.Option(min=1, help="Groups in the batch.")] = 16,
+    min_group_size: Annotated[int, typer.Option(min=1, help="Usable rollouts of a group.")] = 2,
+    full: Annotated[
+        bool, typer.Option("--full", help="Only groups without an error rollout.")
+    ] = False,
+    timeout_s: Annotated[float, typer.Option(min=0, help="Longest wait for the groups.")] = 0.0,
+    as_json: Json = False,
+) -> None:
+    """Lease the batch of a trainer step.
+
+    The same step again gives the same groups in the same order.
+    """
+    from pipeline.contract.train_batch import BatchSpec
+
+    spec = BatchSpec(groups=groups, min_group_size=min_group_size, require_full_groups=full)
+    with opened(ctx) as deployment:
+        batch = _client(deployment, run, consumer).pull(step, spec, timeout_s=timeout_s)
+    if as_json:
+        print_json(batch_json(batch))
+    else:
+        print_batch(batch)
+        note(
+            f"When its checkpoint is durable: rollout commit {batch.run} --consumer "
+            f"{consumer} --step {step}"
+        )
+
+
+def commit(
+    ctx: typer.Context,
+    run: RunName,
+    consumer: Consumer,
+    step: Step,
+    checkpoint_uri: Annotated[str | None, typer.Option(help="Kept with the batch.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Consume the batches of all steps up to this one.
+
+    The same command again changes nothing.
+    """
+    with opened(ctx) as deployment:
+        client = _client(deployment, run, consumer)
+        consumed = client.commit(step, checkpoint_uri=checkpoint_uri)
+        slug = client.stats().run
+    if as_json:
+        print_json({"run": slug, "consumer": consumer, "step": step, "groups": consumed})
+    else:
+        print(f"{consumed} groups of run {slug} are consumed, up to step {step}.")
+
+
+def export(
+    ctx: typer.Context,
+    run: RunName,
+    to: Annotated[str, typer.Option("--to", metavar="jsonl|parquet", help="Format.")] = "jsonl",
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="File; `-` is stdout (default: RUN.FORMAT)."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Write a run's rollouts to a file, one in each line.
+
+    Failed rollouts have no reward there, and their error instead.
+    """
+    from pipeline.queue.payloads import open_payloads
+    from pipeline.store.runs import get_run
+    from pipeline.trainer.export import export_run
+    from pipeline.trainer.export_files import STDOUT
+
+    if to not in _FORMATS:
+        raise InputError(f"There is no format {to!r}.", remedy=f"Known: {', '.join(_FORMATS)}.")
+    if output == STDOUT and (to != "jsonl" or as_json):
+        raise InputError("Only JSON Lines, and nothing else, can go to stdout.", remedy="Use -o.")
+    with opened(ctx) as deployment:
+        found = deployment.transact(lambda connection: get_run(connection, run))
+        path = output or Path(f"{found.slug}.{to}")
+        report = export_run(
+            deployment.engine,
+            found,
+            path,
+            to="parquet" if to == "parquet" else "jsonl",
+            payloads=open_payloads(deployment.settings),
+        )
+    if report.unfinished:
+        note(f"{report.unfinished} rollouts are not done and were left out.")
+    if report.unreadable:
+        note(f"{report.unreadable} trajectories are gone or damaged; their lines say so.")
+    if as_json:
+        print_json(
+            {
+                "run": found.slug,
+                "path": str(path),
+                "rollouts": report.rollouts,
+                "failed": report.failed,
+                "unfinished": report.unfinished,
+                "unreadable": report.unreadable,
+            }
+        )
+    elif output != STDOUT:
+        print(f"{report.rollouts} rollouts of run {found.slug} ({report.failed} failed): {path}")
+
+
+def batch_json(batch: TrainBatch) -> dict[str, Any]:
+    """Return the document of `rollout pull --json`."""
+    return {
+        "step": batch.step,
+        "groups": [
+            {
+                "group_id": str(group.group_id),
+                "prompt": group.prompt,
+                "rollouts": [
+                    {
+                        "rollout_id": str(rollout.rollout_id),
+                        "reward": rollout.reward,
+                        "stop_reason": rollout.stop_reason,
+                        "messages": rollout.messages,
+                    }
+                    for rollout in group.rollouts
+                ],
+            }
+            for group in batch.groups
+        ],
+        "replayed": batch.replayed,
+    }
+
+
+def print_batch(batch: TrainBatch) -> None:
+    """Print a line for each group of a batch."""
+    again = ", again" if batch.replayed else ""
+    print_table(
+        ("group", "rollouts", "rewards", "mean", "std", "prompt"),
+        [
+            (
+                f"g{group.group_no:06d}",
+                f"{len(group.rollouts)}/{group.n_target}",
+                " ".join(number(rollout.reward, 2) for rollout in group.rollouts),
+                number(group.reward_mean, 2),
+                number(group.reward_std, 2),
+                prompt_preview(group.prompt),
+            )
+            for group in batch.groups
+        ],
+        title=f"{batch.run}, step {batch.step} of {batch.consumer}{again}",
+        right=("mean", "std"),
+    )
+
+
+def prompt_preview(prompt: dict[str, Any], width: int = 60) -> str:
+    """Return the beginning of a prompt on one line."""
+    said = prompt.get("content")
+    if said is None:
+        messages = prompt.get("messages") or [{}]
+        said = messages[-1].get("content", "")
+    line = " ".join(str(said).split())
+    return line if len(line) <= width else line[: width - 1] + "…"
+
+
+def _client(deployment: Deployment, run: str, consumer: str) -> TrainerClient:
+    from pipeline.queue.payloads import open_payloads
+    from pipeline.trainer.client import TrainerClient
+
+    return TrainerClient(
+        deployment.engine,
+        run=run,
+        consumer=consumer,
+        payloads=open_payloads(deployment.settings),
+    )

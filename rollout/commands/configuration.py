@@ -1,0 +1,115 @@
+"""`rollout config show`: the settings as they are, and where each comes from.
+
+Secrets are shown as `***`; of a URL only its password is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlsplit, urlunsplit
+
+import typer
+
+from rollout.deployment import settings_flags
+from rollout.options import Json
+from rollout.output import print_json, print_table
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+config = typer.Typer(help="Look at the settings.", no_args_is_help=True)
+
+
+@config.callback()
+def _config() -> None:
+    """Look at the settings."""
+
+
+@config.command()
+def show(
+    ctx: typer.Context,
+    origin: Annotated[
+        bool, typer.Option("--origin", help="Also say where each value comes from.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Print every setting with its value."""
+    from pipeline.settings import load_settings, settings_layers
+
+    flags = settings_flags(ctx)
+    values = dict(_leaves(load_settings(overrides=flags)))
+    origins = _origins(settings_layers(overrides=flags)) if origin else {}
+    if as_json:
+        print_json(
+            {
+                "settings": {
+                    name: {"value": value, "origin": origins.get(name, "default")}
+                    if origin
+                    else value
+                    for name, value in values.items()
+                }
+            }
+        )
+        return
+    rows = [
+        (name, _text(value), *((origins.get(name, "default"),) if origin else ()))
+        for name, value in values.items()
+    ]
+    print_table(("setting", "value", *(("origin",) if origin else ())), rows)
+
+
+def _leaves(model: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    from pydantic import BaseModel, SecretStr
+
+    for name in type(model).model_fields:
+        value = getattr(model, name)
+        if isinstance(value, BaseModel):
+            yield from _leaves(value, f"{prefix}{name}.")
+        elif isinstance(value, dict):
+            yield from ((f"{prefix}{path}", _plain(held)) for path, held in _values({name: value}))
+        elif isinstance(value, SecretStr):
+            yield prefix + name, hide_secret(value.get_secret_value())
+        else:
+            yield prefix + name, list(value) if isinstance(value, tuple) else _plain(value)
+
+
+def _origins(layers: list[tuple[str, dict[str, Any]]]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for source, layer in layers:
+        for name, _ in _values(layer):
+            found[name] = source
+    return found
+
+
+def _values(layer: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in layer.items():
+        if isinstance(value, Mapping):
+            yield from _values(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def hide_secret(secret: str) -> str:
+    """Return what may be shown of a secret: of a URL all but the password, else nothing."""
+    parts = urlsplit(secret)
+    if not parts.scheme or "//" not in secret:
+        return "***"
+    if parts.password is not None:
+        host = parts.netloc.rpartition("@")[2]
+        parts = parts._replace(netloc=f"{parts.username or ''}:***@{host}")
+    if "pass" in parts.query.lower():
+        parts = parts._replace(query="***")
+    return urlunsplit(parts)
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "–"
+    return str(value)

@@ -1,0 +1,128 @@
+"""`rollout flower`: the Flower dashboard over the workers' events, local, guarded, read only.
+
+Runs Flower in this process with options of our own: no `flowerconfig.py`, no `FLOWER_*` variables.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pipeline.contract.errors import ConfigError, Refused
+from rollout.deployment import borrowed, settings_of
+from rollout.flower_view import SilentWorkers, note_since, templates_with
+from rollout.logs import log_to_stderr
+from rollout.options import Json
+from rollout.output import note, print_json
+
+if TYPE_CHECKING:
+    from pipeline.settings.sections import FlowerSettings
+
+E_NO_EVENTS = "E132"
+
+#: What the page of tasks shows.
+COLUMNS = "name,uuid,state,args,result,exception,runtime,worker"
+_MAX_TASKS = 50_000
+_POOL_SIZE = 64
+_LOOK_EVERY_S = 1.0
+
+
+def flower(
+    ctx: typer.Context,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="0 takes a free one (default: 5555).")
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show live tasks in the browser, by Flower.
+
+    The page is on loopback, has a password, and changes nothing. It begins empty: it shows what
+    workers report from now on. Outcomes of runs: rollout status.
+    """
+    settings = settings_of(ctx, {"flower": {"port": port, "host": host}})
+    log_to_stderr(settings.log_level)
+    from pipeline.queue.broker import broker_of
+    from pipeline.queue.celery_app import make_celery_app
+
+    broker = broker_of(ctx.with_resource(borrowed(settings, broker=True)))
+    if not broker.has_remote_control:
+        raise Refused(
+            "Flower would show nothing with SQS.",
+            why="SQS cannot tell several readers the same thing, so workers send no events.",
+            remedy="Follow runs by: rollout watch, rollout status, rollout errors.",
+            code=E_NO_EVENTS,
+        )
+    app = make_celery_app(broker)
+    # Each of Flower's questions takes two connections, and it asks a dozen at once: with a small
+    # pool they wait for each other for ever.
+    app.conf.broker_pool_limit = _POOL_SIZE
+    made = settings.flower.password is None
+    password = secrets.token_urlsafe(12)
+    if settings.flower.password is not None:
+        password = settings.flower.password.get_secret_value()
+    about = note_since(datetime.now(UTC))
+    dashboard = _make_flower(app, settings.flower, password, about)
+    try:
+        bound = dashboard.start_http_server()
+    except OSError as error:
+        raise ConfigError(
+            f"Flower cannot listen on {settings.flower.host}:{settings.flower.port}.",
+            why=f"{error.strerror}.",
+            remedy="Choose another --port, or 0 for any free one.",
+        ) from error
+    _announce(settings.flower, bound, password if made else None, about, as_json=as_json)
+    _end_what_the_dead_held(dashboard, settings.lease.lease_s)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: dashboard.io_loop.add_callback_from_signal(dashboard.stop))
+    dashboard.start()
+
+
+def _make_flower(app: Any, settings: FlowerSettings, password: str, about: str) -> Any:
+    import flower.options  # noqa: F401  (defines the options)
+    from flower.app import Flower
+    from flower.urls import settings as web_settings
+    from tornado.options import options
+
+    for name, value in {
+        "address": settings.host,
+        "port": settings.port,
+        "basic_auth": [f"{settings.user}:{password}"],
+        "read_only": True,
+        # Events of its absence would be missing: what ended then would be shown as running.
+        "persistent": False,
+        "conf": "",
+        "max_tasks": _MAX_TASKS,
+        "tasks_columns": COLUMNS,
+    }.items():
+        setattr(options, name, value)
+    templates = templates_with(about, web_settings["template_path"])
+    return Flower(capp=app, options=options, template_loader=templates, **web_settings)
+
+
+def _end_what_the_dead_held(dashboard: Any, lease_s: float) -> None:
+    from tornado.ioloop import PeriodicCallback
+
+    silent = SilentWorkers(dashboard.events.state, lease_s)
+    PeriodicCallback(silent.look, _LOOK_EVERY_S * 1000).start()
+
+
+def _announce(
+    settings: FlowerSettings, port: int, password: str | None, about: str, *, as_json: bool
+) -> None:
+    """Say where it is; a password that was made up is told this once."""
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    url = f"http://{host}:{port}"
+    if as_json:
+        document = {"ready": True, "url": url, "user": settings.user, "pid": os.getpid()}
+        print_json(document | ({"password": password} if password else {}))
+        return
+    note(f"Flower is at {url}, user {settings.user}.")
+    if password:
+        note(f"Password: {password} (set ROLLOUT_FLOWER__PASSWORD to keep one)")
+    note(about)

@@ -1,0 +1,70 @@
+"""`rollout db`: the schema of the trajectory store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import typer
+
+from rollout.deployment import borrowed, engine_of, settings_of
+from rollout.options import Json
+from rollout.output import print_json
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+db = typer.Typer(help="Upgrade and check the database's schema.", no_args_is_help=True)
+
+
+@db.command()
+def upgrade(ctx: typer.Context, as_json: Json = False) -> None:
+    """Bring the database to the newest schema.
+
+    Any number of processes may call it at once.
+    """
+    from pipeline.store import schema
+
+    with _engine(ctx) as engine:
+        revision = schema.upgrade(engine)
+    _say(revision, revision, f"The database has schema {revision}.", as_json=as_json)
+
+
+@db.command()
+def current(ctx: typer.Context, as_json: Json = False) -> None:
+    """Print the revision there is, and the one needed."""
+    from pipeline.store import schema
+
+    with _engine(ctx) as engine:
+        found, needed = schema.current(engine), schema.head()
+    text = f"The database has schema {found or 'none'}; this version needs {needed}."
+    _say(found, needed, text, as_json=as_json)
+
+
+@db.command()
+def check(ctx: typer.Context, as_json: Json = False) -> None:
+    """End with 3 unless the schema is the one needed."""
+    from pipeline.store import schema
+
+    with _engine(ctx) as engine:
+        schema.require_current(engine)
+        needed = schema.head()
+    _say(needed, needed, f"The database has schema {needed}, as it should.", as_json=as_json)
+
+
+@contextmanager
+def _engine(ctx: typer.Context) -> Iterator[Engine]:
+    with borrowed(settings_of(ctx), database=True) as settings:
+        engine = engine_of(settings)
+        try:
+            yield engine
+        finally:
+            engine.dispose()
+
+
+def _say(current: str | None, head: str, text: str, *, as_json: bool) -> None:
+    if as_json:
+        print_json({"current": current, "head": head})
+    else:
+        print(text)

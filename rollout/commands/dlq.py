@@ -1,0 +1,258 @@
+"""`rollout dlq`: messages and rollouts that could not be handled: look, try again, throw away.
+
+A rollout is requeued as an operator's retry; a completion is decoded and recorded again, as the
+collector would have done.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pipeline.contract.errors import PipelineError, Refused
+from rollout.deployment import opened
+from rollout.options import DryRun, Json, Yes
+from rollout.output import confirm, print_json, print_table, safe_text
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from pipeline.store.dead_letters import DeadLetter
+
+dlq = typer.Typer(help="List, requeue and drop dead letters.", no_args_is_help=True)
+
+#: Bytes of a message that `show` prints.
+_SHOWN_BYTES = 2000
+
+Ids = Annotated[
+    list[int] | None, typer.Argument(metavar="[ID]...", help="Numbers, as `rollout dlq list` says.")
+]
+Every = Annotated[
+    bool, typer.Option("--all", help="All that were not requeued yet.", show_default=False)
+]
+
+
+@dlq.command("list")
+def list_(
+    ctx: typer.Context,
+    kind: Annotated[
+        str | None, typer.Option(help="rollout, completion, heartbeat or request.")
+    ] = None,
+    run: Annotated[str | None, typer.Option(help="Of one run only.")] = None,
+    redriven: Annotated[
+        bool, typer.Option("--redriven", help="Also those requeued before.", show_default=False)
+    ] = False,
+    limit: Annotated[int, typer.Option(min=1, help="Only the newest.")] = 100,
+    as_json: Json = False,
+) -> None:
+    """List dead letters, newest first."""
+    from pipeline.store.dead_letters import list_dead_letters
+    from pipeline.store.runs import get_run
+
+    def work(connection: Connection) -> list[DeadLetter]:
+        run_id = get_run(connection, run).run_id if run else None
+        return list_dead_letters(
+            connection, kind=kind, run_id=run_id, redriven=redriven, limit=limit
+        )
+
+    with opened(ctx) as deployment:
+        letters = deployment.transact(work)
+    if as_json:
+        print_json({"dead_letters": [_document(letter) for letter in letters]})
+        return
+    print_table(
+        ("id", "kind", "of", "bytes", "first seen", "requeued", "reason"),
+        [
+            (
+                letter.dead_letter_id,
+                letter.kind,
+                letter.label or letter.run,
+                letter.body_bytes or None,
+                f"{letter.first_seen_at:%Y-%m-%d %H:%M:%S}",
+                "yes" if letter.redriven_at else "",
+                letter.reason,
+            )
+            for letter in letters
+        ],
+        right=("id", "bytes"),
+    )
+
+
+@dlq.command("show")
+def show(
+    ctx: typer.Context,
+    dead_letter_id: Annotated[int, typer.Argument(metavar="ID")],
+    as_json: Json = False,
+) -> None:
+    """Show one with the beginning of its message."""
+    from pipeline.store.dead_letters import get_dead_letter
+
+    with opened(ctx) as deployment:
+        letter = deployment.transact(lambda c: get_dead_letter(c, dead_letter_id))
+    body = (letter.body or b"")[:_SHOWN_BYTES].decode("utf-8", "backslashreplace")
+    if as_json:
+        print_json(_document(letter) | {"body": body})
+        return
+    for name, value in _document(letter).items():
+        print(f"{name}: {safe_text(str(value))}")
+    if body:
+        print(f"\n{safe_text(body)}")
+
+
+@dlq.command("requeue")
+def requeue(
+    ctx: typer.Context,
+    ids: Ids = None,
+    every: Every = False,
+    yes: Yes = False,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> None:
+    """Try dead letters again.
+
+    Rollouts get a new budget of attempts; completions are taken in as if they had just come.
+    """
+    results: list[dict[str, Any]] = []
+    with opened(ctx) as deployment:
+        chosen = deployment.transact(lambda connection: _chosen(connection, ids, every))
+        if chosen and not dry_run:
+            confirm(f"Requeue {len(chosen)} dead letters?", yes=yes)
+        for letter in chosen:
+            try:
+                # Each in its own transaction: one that fails again takes no other with it.
+                result = (
+                    "would be tried"
+                    if dry_run
+                    else deployment.transact(
+                        lambda connection, n=letter.dead_letter_id: redrive(connection, n)
+                    )
+                )
+            except PipelineError as error:
+                if len(chosen) == 1:
+                    raise
+                result = f"not this time: {error}"
+            results.append({"id": letter.dead_letter_id, "kind": letter.kind, "result": result})
+    if as_json:
+        print_json({"requeued": results, "dry_run": dry_run})
+        return
+    print_table(("id", "kind", "result"), [tuple(each.values()) for each in results], right=("id",))
+
+
+@dlq.command("drop")
+def drop(
+    ctx: typer.Context,
+    ids: Ids = None,
+    every: Every = False,
+    yes: Yes = False,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> None:
+    """Delete dead letters for good.
+
+    The rollouts that they name stay as they are.
+    """
+    from pipeline.store.dead_letters import drop_dead_letters
+
+    with opened(ctx) as deployment:
+        chosen = deployment.transact(lambda connection: _chosen(connection, ids, every))
+        numbers = [letter.dead_letter_id for letter in chosen]
+        if numbers and not dry_run:
+            confirm(f"Delete {len(numbers)} dead letters for good?", yes=yes)
+            deployment.transact(lambda connection: drop_dead_letters(connection, numbers))
+    if as_json:
+        print_json({"dropped": numbers, "dry_run": dry_run})
+    else:
+        print(f"{len(numbers)} dead letters {'would be' if dry_run else 'are'} dropped.")
+
+
+def redrive(connection: Connection, dead_letter_id: int) -> str:
+    """Give a dead letter another chance and say what came of it.
+
+    Raises:
+        MalformedMessage: It still cannot be decoded.
+        NotFound: There is none of this number.
+        Refused: It is of a kind, or its rollout in a state, in which there is nothing to try.
+    """
+    from pipeline.store.dead_letters import get_dead_letter, mark_redriven
+
+    letter = get_dead_letter(connection, dead_letter_id)
+    match letter.kind:
+        case "rollout":
+            result = _retry_rollout(connection, letter)
+        case "completion":
+            result = _record_completion(connection, letter)
+        case _:
+            raise Refused(
+                f"Dead letter {dead_letter_id} is a {letter.kind}: there is nothing to try again.",
+                why="What it said is long overtaken, or was never ours.",
+                remedy=f"Drop it: rollout dlq drop {dead_letter_id}",
+            )
+    mark_redriven(connection, dead_letter_id)
+    return result
+
+
+def _retry_rollout(connection: Connection, letter: DeadLetter) -> str:
+    from pipeline.contract.rollout import RolloutState
+    from pipeline.store.operations import retry_rollouts
+    from pipeline.store.rollout_filter import RolloutFilter
+    from pipeline.store.runs import get_run
+
+    assert letter.run is not None
+    run = get_run(connection, letter.run)
+    where = RolloutFilter("r.rollout_id = :dead_rollout", {"dead_rollout": letter.rollout_id})
+    count = retry_rollouts(connection, run, where, state=RolloutState.FAILED)
+    if not count.allowed:
+        raise Refused(
+            f"Rollout {letter.label} is not queued again.",
+            why="It is no longer failed, or its group went on without it.",
+            remedy=f"Drop its letter: rollout dlq drop {letter.dead_letter_id}",
+        )
+    return "queued again"
+
+
+def _record_completion(connection: Connection, letter: DeadLetter) -> str:
+    from pipeline.contract.errors import MalformedMessage
+    from pipeline.queue.frames import decode_completions
+    from pipeline.store.outcomes import record_outcomes
+    from pipeline.store.rescores import record_rescores
+
+    good, bad = decode_completions(letter.body or b"")
+    if bad:
+        raise MalformedMessage(f"Dead letter {letter.dead_letter_id}: {bad[0].reason}")
+    report = record_outcomes(connection, [c for c in good if c.purpose == "attempt"])
+    unknown = record_rescores(connection, [c for c in good if c.purpose == "rescore"])
+    if report.unknown or unknown:
+        raise Refused(
+            f"Dead letter {letter.dead_letter_id} is of an attempt that this store never "
+            "dispatched.",
+            remedy=f"Drop it: rollout dlq drop {letter.dead_letter_id}",
+        )
+    if report.duplicate:
+        return "known already"
+    return "came too late, kept for audit" if report.superseded else "recorded"
+
+
+def _chosen(connection: Connection, ids: list[int] | None, every: bool) -> list[DeadLetter]:
+    from pipeline.contract.errors import InputError
+    from pipeline.store.dead_letters import get_dead_letter, list_dead_letters
+
+    if bool(ids) == every:
+        raise InputError("Name dead letters by their numbers, or say --all.", code="E104")
+    if every:
+        return list_dead_letters(connection, limit=1_000_000)
+    return [get_dead_letter(connection, number) for number in dict.fromkeys(ids or ())]
+
+
+def _document(letter: DeadLetter) -> dict[str, Any]:
+    return {
+        "id": letter.dead_letter_id,
+        "kind": letter.kind,
+        "run": letter.run,
+        "rollout_id": str(letter.rollout_id) if letter.rollout_id else None,
+        "label": letter.label,
+        "reason": letter.reason,
+        "bytes": letter.body_bytes,
+        "first_seen_at": letter.first_seen_at.isoformat(),
+        "redriven_at": letter.redriven_at.isoformat() if letter.redriven_at else None,
+    }

@@ -1,0 +1,123 @@
+"""`rollout errors`: what went wrong in a run, by error class, by tool, or by worker."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pipeline.contract.errors import InputError
+from rollout.deployment import Deployment, opened
+from rollout.options import Json, RunName
+from rollout.output import counts, note, print_json, print_table, safe_text
+
+if TYPE_CHECKING:
+    from pipeline.store.runs import Run
+
+_BY = ("class", "tool", "worker")
+_EXAMPLE_CHARS = 240
+
+
+def errors(
+    ctx: typer.Context,
+    run: RunName = "@last",
+    by: Annotated[str, typer.Option(metavar="class|tool|worker", help="Grouped how.")] = "class",
+    trace: Annotated[
+        bool, typer.Option("--trace", help="Also tracebacks, equal ones together.")
+    ] = False,
+    limit: Annotated[int, typer.Option(min=1, help="Tracebacks to print.")] = 5,
+    as_json: Json = False,
+) -> None:
+    """Count the errors of a run by class, tool or worker."""
+    from pipeline.store.inspection import errors_by_class, errors_by_worker
+    from pipeline.store.runs import get_run
+    from pipeline.store.tracebacks import list_tracebacks
+
+    if by not in _BY:
+        raise InputError(f"--by cannot be {by!r}.", remedy=f"Known: {', '.join(_BY)}.")
+    with opened(ctx) as deployment:
+        found = deployment.transact(lambda connection: get_run(connection, run))
+        if by == "tool":
+            rows = errors_by_tool(deployment, found)
+        else:
+            read = errors_by_class if by == "class" else errors_by_worker
+            rows = deployment.transact(lambda connection: read(connection, found))
+        tracebacks = (
+            deployment.transact(lambda connection: list_tracebacks(connection, found, limit=limit))
+            if trace
+            else []
+        )
+    if as_json:
+        document = {"run": found.slug, "by": by, "errors": rows}
+        print_json(document | ({"tracebacks": tracebacks} if trace else {}))
+    elif not rows:
+        print(f"No errors in run {found.slug}.")
+    else:
+        print_errors(rows, by=by)
+        if trace:
+            _print_tracebacks(tracebacks)
+
+
+def errors_by_tool(deployment: Deployment, run: Run) -> list[dict[str, Any]]:
+    """Return for each tool: how often it was called, and how often it failed."""
+    from pipeline.queue.payloads import open_payloads
+    from pipeline.store.inspection import stream_bodies
+    from pipeline.trainer.bodies import try_read_record
+
+    payloads = open_payloads(deployment.settings)
+    calls: Counter[str] = Counter()
+    failed: Counter[str] = Counter()
+    unreadable = 0
+    with deployment.engine.connect() as connection:
+        for row in stream_bodies(connection, run):
+            record, error = try_read_record(row, payloads)
+            unreadable += error is not None
+            for tool, figures in (record.tools if record else {}).items():
+                calls[tool] += figures.get("calls", 0)
+                failed[tool] += figures.get("errors", 0)
+    if unreadable:
+        note(f"{unreadable} trajectories are gone or damaged and were not counted.")
+    return [{"tool": tool, "calls": n, "errors": failed[tool]} for tool, n in calls.most_common()]
+
+
+def print_errors(rows: list[dict[str, Any]], *, by: str) -> None:
+    """Print what one of the `errors_by_*` functions returned."""
+    {"class": _print_by_class, "tool": _print_by_tool, "worker": _print_by_worker}[by](rows)
+
+
+def _print_tracebacks(tracebacks: list[dict[str, Any]]) -> None:
+    if not tracebacks:
+        print("No attempt left a traceback.")
+    for each in tracebacks:
+        kind = each["code"] or each["error_class"]
+        print(f"── {each['attempts']} × {kind}, the last one {each['label']}")
+        print(safe_text(each["traceback"].rstrip()))
+
+
+def _print_by_class(rows: list[dict[str, Any]]) -> None:
+    print_table(
+        ("error class", "code", "attempts", "failed rollouts"),
+        [(row["error_class"], row["code"], row["attempts"], row["rollouts"]) for row in rows],
+        right=("attempts", "failed rollouts"),
+    )
+    for row in rows:
+        if example := row["example"]:
+            message = " ".join(str(example["message"]).split())[:_EXAMPLE_CHARS]
+            print(safe_text(f"{row['code'] or row['error_class']}: {example['label']}: {message}"))
+
+
+def _print_by_tool(rows: list[dict[str, Any]]) -> None:
+    print_table(
+        ("tool", "calls", "errors"),
+        [(row["tool"], row["calls"], row["errors"]) for row in rows],
+        right=("calls", "errors"),
+    )
+
+
+def _print_by_worker(rows: list[dict[str, Any]]) -> None:
+    print_table(
+        ("worker", "attempts", "errors", "by class"),
+        [(row["worker"], row["attempts"], row["errors"], counts(row["by_class"])) for row in rows],
+        right=("attempts", "errors"),
+    )

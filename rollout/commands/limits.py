@@ -1,0 +1,165 @@
+"""`rollout limits`: what all workers together may ask of a model endpoint; changed live."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from rollout.deployment import borrowed, settings_of
+from rollout.options import Json
+from rollout.output import print_json, print_table
+
+if TYPE_CHECKING:
+    from pipeline.limits.status import LimitStatus
+    from pipeline.limits.store import LimitStore
+
+limits = typer.Typer(help="Limit the calls to a model endpoint, live.", no_args_is_help=True)
+
+T = TypeVar("T")
+
+
+@limits.command()
+def show(ctx: typer.Context, as_json: Json = False) -> None:
+    """List limits, what they granted, and who waits."""
+    rows = _with_store(ctx, lambda store: store.show())
+    if as_json:
+        print_json([_as_json(row) for row in rows])
+    elif not rows:
+        print("No limits are set. See: rollout limits set --help")
+    else:
+        heads = ["endpoint", "model", "limits", "in flight", "waiting", "granted", "paused until"]
+        print_table(heads, [_as_cells(row) for row in rows])
+        for row in rows:
+            if row.unused_s is not None:
+                print(_unused(row, rows))
+
+
+@limits.command("set")
+def set_(
+    ctx: typer.Context,
+    base_url: Annotated[str, typer.Option(help="The endpoint, as runs name it.")],
+    model: Annotated[
+        str | None,
+        typer.Option(help="One model, as runs name it (without it: all of the endpoint together)."),
+    ] = None,
+    requests_per_minute: Annotated[
+        int | None, typer.Option(min=1, help="Calls started per minute.")
+    ] = None,
+    tokens_per_minute: Annotated[
+        int | None, typer.Option(min=1, help="Prompt and response tokens per minute.")
+    ] = None,
+    max_concurrency: Annotated[int | None, typer.Option(min=1, help="Calls in flight.")] = None,
+    burst: Annotated[
+        int | None, typer.Option(min=1, help="Calls above the pace in any second.")
+    ] = None,
+    adaptive: Annotated[
+        bool, typer.Option(help="Let the cap follow 429s, timeouts and latency.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Put limits in force for all workers, or lift them.
+
+    Workers follow within about a second. Without any limit named, there is none.
+    """
+    from pipeline.limits.settings import LimitSettings
+    from pipeline.limits.status import ANY_MODEL
+
+    wanted = LimitSettings(
+        requests_per_minute=requests_per_minute,
+        tokens_per_minute=tokens_per_minute,
+        max_concurrency=max_concurrency,
+        burst=burst,
+        adaptive=adaptive,
+    )
+    named = model or ANY_MODEL
+    _with_store(ctx, lambda store: store.set(base_url, named, wanted))
+    if as_json:
+        print_json({"endpoint": base_url, "model": named, "limits": _set_limits(wanted)})
+    else:
+        told = _described(wanted)
+        print(f"{_model(named)} at {base_url}: {told or 'no limits'}.")
+
+
+def _with_store(ctx: typer.Context, work: Callable[[LimitStore], Awaitable[T]]) -> T:
+    import asyncio
+
+    from pipeline.contract.errors import ConfigError
+    from pipeline.limits.store import LimitStore
+
+    settings = ctx.with_resource(borrowed(settings_of(ctx), broker=True))
+    url = settings.limits_redis_url
+    if url is None:
+        raise ConfigError(
+            "Limits are shared through Redis, and none is known.",
+            why="The broker is another, so each worker limits only itself.",
+            remedy="Set ROLLOUT_LIMITS__REDIS_URL, here and for the workers.",
+        )
+
+    async def run() -> T:
+        store = LimitStore.connect(url, prefix=settings.limits_prefix)
+        try:
+            return await work(store)
+        finally:
+            await store.close()
+
+    return asyncio.run(run())
+
+
+def _as_json(row: LimitStatus) -> dict[str, Any]:
+    paused, since = row.backing_off_until, _unused_since(row)
+    return {
+        "endpoint": row.endpoint,
+        "model": row.model,
+        "limits": _set_limits(row.settings),
+        "in_flight": row.in_flight,
+        "waiting": row.waiting,
+        "granted": row.granted,
+        "cap": row.cap,
+        "paused_until": paused.isoformat() if paused else None,
+        "unused_since": since.isoformat() if since else None,
+    }
+
+
+def _as_cells(row: LimitStatus) -> list[str]:
+    paused = row.backing_off_until
+    return [
+        row.endpoint,
+        _model(row.model),
+        _described(row.settings) or "none",
+        f"{row.in_flight}/{row.cap}" if row.cap else str(row.in_flight),
+        str(row.waiting),
+        str(row.granted),
+        f"{paused:%H:%M:%S}" if paused else "",
+    ]
+
+
+def _model(name: str) -> str:
+    from pipeline.limits.status import ANY_MODEL
+
+    return "all models" if name == ANY_MODEL else name
+
+
+def _unused_since(row: LimitStatus) -> datetime | None:
+    return None if row.unused_s is None else datetime.now(UTC) - timedelta(seconds=row.unused_s)
+
+
+def _unused(row: LimitStatus, rows: list[LimitStatus]) -> str:
+    """Say that a limit limits nothing, and which models its endpoint is called for instead."""
+    told = (
+        f"Limits of {_model(row.model)} at {row.endpoint} are set, but no call has been counted "
+        f"under them since {_unused_since(row):%Y-%m-%d %H:%M:%S} UTC."
+    )
+    called = [other.model for other in rows if other.endpoint == row.endpoint and other.granted]
+    others = [_model(name) for name in called if name != row.model]
+    return f"{told} Calls there are made for: {', '.join(others)}." if others else told
+
+
+def _set_limits(settings: Any) -> dict[str, Any]:
+    return settings.model_dump(exclude_defaults=True) if settings else {}
+
+
+def _described(settings: Any) -> str:
+    return ", ".join(f"{key}={value}" for key, value in _set_limits(settings).items())

@@ -1,0 +1,134 @@
+"""`rollout list`: the agents, tools and rewards that a run may name here, and their options."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from types import NoneType, UnionType
+from typing import Annotated, Any
+
+import typer
+
+from pipeline.contract.errors import InputError
+from rollout.deployment import settings_of
+from rollout.options import Json
+from rollout.output import print_json, safe_text
+
+_KINDS = ("agents", "tools", "rewards")
+
+Entry = dict[str, Any]
+
+
+def list_(
+    ctx: typer.Context,
+    kind: Annotated[str, typer.Argument(metavar="agents|tools|rewards", help="What to list.")],
+    plugin: Annotated[
+        list[str] | None,
+        typer.Option(metavar="MODULE", help="Module or .py file with agents, tools, rewards."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List agents, tools or rewards with their options.
+
+    These are the built-in ones and those of the plug-ins. A run sets options by
+    `--set agent_config.NAME=VALUE`, `tools_config.TOOL.NAME` and `reward_config.NAME`.
+    """
+    from workers.process.plugins import load_plugins
+
+    if kind not in _KINDS:
+        raise InputError(f"There is no list of {kind!r}.", remedy=f"Known: {', '.join(_KINDS)}.")
+    load_plugins(plugin or settings_of(ctx).worker.plugins)
+    read = {"agents": _agents, "tools": _tools, "rewards": _rewards}[kind]
+    entries = list(read())
+    if as_json:
+        print_json({kind: entries})
+        return
+    for entry in entries:
+        print(safe_text(f"{entry['name']}: {entry['summary']}"))
+        for option in entry["options"] or ():
+            default = f" = {option['default']!r}" if "default" in option else ""
+            print(safe_text(f"    {option['name']}: {option['type']}{default}"))
+        if entry["options"] is None:
+            print("    (any option)")
+
+
+def _agents() -> Iterator[Entry]:
+    from workers.core.registry import get_agent_class, list_agents
+
+    for name in list_agents():
+        agent = get_agent_class(name)
+        function = getattr(agent, "function", None)
+        made = [function] if function else [vars(base).get("__init__") for base in agent.__mro__]
+        yield _entry(name, agent.__doc__, agent.known_options(), made)
+
+
+def _tools() -> Iterator[Entry]:
+    from workers.core.tool_registry import get_global_tool_registry
+
+    registry = get_global_tool_registry()
+    for name in registry.get_tool_names():
+        tool = registry.get_tool(name)
+        schema = tool.get_openai_tool_schema()
+        # Made by a class that states nothing, it takes any setting; a function takes none.
+        stated = getattr(type(tool), "__dict__", {}).get("options", {})
+        yield _entry(name, schema.function.description, stated, [])
+
+
+def _rewards() -> Iterator[Entry]:
+    from workers.rewards.registry import get_reward, list_rewards
+
+    for name in list_rewards():
+        reward = get_reward(name)
+        yield _entry(name, reward.function.__doc__, reward.options, [reward.function])
+
+
+def _entry(
+    name: str,
+    text: str | None,
+    options: Mapping[str, Any] | None,
+    made: list[Callable[..., Any] | None],
+) -> Entry:
+    """Return what is told of one; options None: it takes any."""
+    said = " ".join(inspect.cleandoc(text or "").partition("\n\n")[0].split())
+    first, stop, _ = said.partition(". ")
+    summary = first + stop.strip()
+    defaults = _defaults(made)
+    return {
+        "name": name,
+        "summary": summary or "(it has no docstring)",
+        "options": None
+        if options is None
+        else [
+            {"name": option, "type": _type_text(kind)}
+            | ({"default": defaults[option]} if option in defaults else {})
+            for option, kind in sorted(options.items())
+        ],
+    }
+
+
+def _defaults(made: list[Callable[..., Any] | None]) -> dict[str, Any]:
+    """Return the defaults that signatures state, the first one's first."""
+    found: dict[str, Any] = {}
+    for function in made:
+        if function is not None:
+            for parameter in inspect.signature(function).parameters.values():
+                if parameter.default is not parameter.empty:
+                    found.setdefault(parameter.name, parameter.default)
+    return found
+
+
+def _type_text(kind: Any) -> str:
+    """Return a type as it is written: `int | None`."""
+    if isinstance(kind, Mapping):
+        return f"{{{', '.join(kind)}}}"
+    if isinstance(kind, UnionType) or typing.get_origin(kind) is typing.Union:
+        return " | ".join(_type_text(part) for part in typing.get_args(kind))
+    if kind is NoneType:
+        return "None"
+    if kind is Any:
+        return "any"
+    plain = isinstance(kind, type) and not typing.get_args(kind)
+    return (
+        kind.__name__ if plain else str(kind).replace("typing.", "").replace("collections.abc.", "")
+    )

@@ -1,0 +1,172 @@
+"""`rollout cancel`, `pause`, `continue`, `retry`: what operators do to a run.
+
+Whatever cannot be taken back shows its counts and asks first.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pipeline.contract.errors import InputError
+from pipeline.contract.rollout import RolloutState, RunState
+from rollout.deployment import Deployment, opened
+from rollout.options import DryRun, Json, RunName, Yes
+from rollout.output import confirm, print_json
+
+if TYPE_CHECKING:
+    from pipeline.store.rollout_filter import RolloutFilter
+    from pipeline.store.runs import Run
+
+
+def cancel(
+    ctx: typer.Context,
+    run: RunName,
+    reason: Annotated[str | None, typer.Option(help="Kept with the run.")] = None,
+    yes: Yes = False,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> None:
+    """End a run before all its rollouts are done.
+
+    Rollouts that are done stay as they are; the others will not be done.
+    """
+    from pipeline.store.operations import begin_cancel, cancel_rollouts
+    from pipeline.store.status import run_status
+
+    with opened(ctx) as deployment:
+        found = _find(deployment, run)
+        status = deployment.transact(lambda connection: run_status(connection, found))
+        cancelled = status.n_open
+        if not (dry_run or status.is_done):
+            confirm(f"Cancel {cancelled} rollouts of run {found.slug}?", yes=yes)
+            deployment.transact(lambda connection: begin_cancel(connection, found, reason=reason))
+            cancelled = 0
+            while some := deployment.transact(
+                lambda connection: cancel_rollouts(connection, found)
+            ):
+                cancelled += some
+    _say(
+        {"run": found.slug, "cancelled": cancelled, "dry_run": dry_run},
+        f"{cancelled} rollouts of run {found.slug} {_did('cancelled', dry_run)}.",
+        as_json=as_json,
+    )
+
+
+def pause(
+    ctx: typer.Context,
+    run: RunName,
+    reason: Annotated[str | None, typer.Option(help="Kept with the run.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Hand out no more rollouts of a run.
+
+    Rollouts that are under way finish.
+    """
+    from pipeline.store.operations import pause_run
+
+    with opened(ctx) as deployment:
+        found = _find(deployment, run)
+        changed = deployment.transact(
+            lambda connection: pause_run(connection, found, reason=reason)
+        )
+    text = f"Run {found.slug} {'is paused' if changed else 'was paused already'}."
+    _say({"run": found.slug, "state": "paused", "changed": changed}, text, as_json=as_json)
+
+
+def continue_(ctx: typer.Context, run: RunName, as_json: Json = False) -> None:
+    """Hand out rollouts of a paused run again."""
+    from pipeline.store.operations import continue_run
+
+    with opened(ctx) as deployment:
+        found = _find(deployment, run)
+        changed = deployment.transact(lambda connection: continue_run(connection, found))
+    text = f"Run {found.slug} {'goes on' if changed else 'was not paused'}."
+    _say({"run": found.slug, "state": "active", "changed": changed}, text, as_json=as_json)
+
+
+def retry(
+    ctx: typer.Context,
+    run: RunName,
+    error_class: Annotated[
+        str | None, typer.Option("--class", metavar="CLASS", help="Only errors of this class.")
+    ] = None,
+    where: Annotated[
+        str | None,
+        typer.Option(
+            metavar="EXPR", help="Only those it holds for: \"'timeout' in message and turns > 2\"."
+        ),
+    ] = None,
+    cancelled: Annotated[
+        bool, typer.Option("--cancelled", help="Cancelled rollouts instead of failed ones.")
+    ] = False,
+    yes: Yes = False,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> None:
+    """Queue failed rollouts of a run again.
+
+    A rollout whose group a trainer has already stays as it is.
+    """
+    from pipeline.store.operations import count_retryable, retry_rollouts
+
+    condition = _condition(error_class, where)
+    state = RolloutState.CANCELLED if cancelled else RolloutState.FAILED
+    with opened(ctx) as deployment:
+        found = _find(deployment, run)
+        count = deployment.transact(
+            lambda connection: count_retryable(connection, found, condition, state=state)
+        )
+        if count.allowed and not dry_run:
+            confirm(f"Queue {count.allowed} {state} rollouts of run {found.slug} again?", yes=yes)
+            count = deployment.transact(
+                lambda connection: retry_rollouts(connection, found, condition, state=state)
+            )
+    text = f"{count.allowed} {state} rollouts of run {found.slug} {_did('queued again', dry_run)}."
+    if count.refused:
+        text += f" {count.refused} stay as they are: a trainer has their group, or it has enough."
+    if found.state is RunState.PAUSED:
+        text += f" The run is paused; go on with: rollout continue {found.slug}"
+    _say(
+        {
+            "run": found.slug,
+            "retried": count.allowed,
+            "refused": count.refused,
+            "dry_run": dry_run,
+        },
+        text,
+        as_json=as_json,
+    )
+
+
+def _condition(error_class: str | None, where: str | None) -> RolloutFilter:
+    from pipeline.contract.errors import ErrorClass
+    from pipeline.store.rollout_filter import RolloutFilter, of_class, parse_filter
+
+    condition = RolloutFilter()
+    if error_class is not None:
+        if error_class not in list(ErrorClass):
+            raise InputError(
+                f"There is no error class {error_class!r}.",
+                remedy=f"Known: {', '.join(ErrorClass)}.",
+            )
+        condition = condition.and_also(of_class(error_class))
+    return condition.and_also(parse_filter(where)) if where is not None else condition
+
+
+def _find(deployment: Deployment, run: str) -> Run:
+    from pipeline.store.runs import get_run
+
+    return deployment.transact(lambda connection: get_run(connection, run))
+
+
+def _did(what: str, dry_run: bool) -> str:
+    return f"would be {what}" if dry_run else f"are {what}"
+
+
+def _say(document: dict[str, Any], text: str, *, as_json: bool) -> None:
+    if as_json:
+        print_json(document)
+    else:
+        print(text)

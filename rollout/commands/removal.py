@@ -1,0 +1,96 @@
+"""`rollout rm`: a run and everything stored of it, deleted for good."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pipeline.contract.errors import NotFound
+from rollout.deployment import Deployment, opened
+from rollout.options import DryRun, Json, Yes
+from rollout.output import confirm, counts, note, print_json
+
+if TYPE_CHECKING:
+    from pipeline.store.runs import Run
+
+WholeName = Annotated[
+    str, typer.Argument(metavar="RUN", help="The run's whole name, or @last.", show_default=False)
+]
+
+
+def rm(
+    ctx: typer.Context,
+    run: WholeName,
+    yes: Yes = False,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> None:
+    """Delete a run and everything stored of it.
+
+    The run must be finished, paused or cancelled, without rollouts in flight. Its rows, dead
+    letters and trajectories are deleted for good, and its name is free again.
+    """
+    from pipeline.store.removal import require_removable
+    from pipeline.store.status import run_status
+
+    with opened(ctx) as deployment:
+        found = _exactly(deployment, run)
+        deployment.transact(lambda connection: require_removable(connection, found))
+        status = deployment.transact(lambda connection: run_status(connection, found))
+        what = f"{status.rollouts['total']} rollouts of {sum(status.groups.values())} prompts"
+        rows: dict[str, int] = {}
+        bodies = 0
+        if not dry_run:
+            confirm(f"Delete run {found.slug} with {what} for good?", yes=yes)
+            rows, bodies = remove(deployment, found)
+    if as_json:
+        print_json({"run": found.slug, "rows": rows, "bodies": bodies, "dry_run": dry_run})
+    elif dry_run:
+        print(f"Run {found.slug} with {what} would be deleted.")
+    else:
+        total = sum(rows.values())
+        print(f"Run {found.slug} is deleted: {total} rows ({counts(rows)}) and {bodies} bodies.")
+
+
+def remove(deployment: Deployment, run: Run) -> tuple[dict[str, int], int]:
+    """Delete a run; return the number of rows by table, and of objects in the payload store.
+
+    Raises:
+        Refused: It is in use.
+    """
+    from pipeline.queue.payloads import open_payloads
+    from pipeline.store.removal import begin_removal, remove_groups, remove_rest
+
+    deployment.transact(lambda connection: begin_removal(connection, run))
+    _let_workers_know(deployment, run)
+    # Before their rows: what is interrupted here can still be found, and goes on.
+    bodies = open_payloads(deployment.settings).delete_all(str(run.run_id))
+    rows: Counter[str] = Counter()
+    while (part := deployment.transact(lambda c: remove_groups(c, run)))["groups"]:
+        rows.update(part)
+    rows.update(deployment.transact(lambda connection: remove_rest(connection, run)))
+    return dict(rows), bodies
+
+
+def _exactly(deployment: Deployment, name: str) -> Run:
+    """Find a run by its whole name: a script that removes `a` twice must not remove `ab`."""
+    from pipeline.store.runs import get_run
+
+    found = deployment.transact(lambda connection: get_run(connection, name))
+    if name not in (found.slug, "@last"):
+        raise NotFound(f"There is no run {name!r}.", remedy=f"Do you mean {found.slug!r}?")
+    return found
+
+
+def _let_workers_know(deployment: Deployment, run: Run) -> None:
+    """Wait until workers were told to stop what was cancelled a moment ago (ADR 0010)."""
+    from pipeline.store.removal import seconds_since_cancel
+
+    since = deployment.transact(lambda connection: seconds_since_cancel(connection, run))
+    left = 2 * deployment.settings.lease.heartbeat_s - since if since is not None else 0.0
+    if left > 0:
+        note(f"Its rollouts were just cancelled: workers have {left:.0f} s to hear of it.")
+        time.sleep(left)

@@ -1,0 +1,197 @@
+"""`rollout up`, `down`, `ps`: the private servers and the processes of a data directory."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rollout.child_processes import Child, Children
+from rollout.deployment import (
+    borrowed,
+    engine_of,
+    open_deployment,
+    private_services,
+    settings_of,
+)
+from rollout.local_processes import WORKER, LocalProcesses
+from rollout.options import DryRun, Json, WorkerOptions, Yes, takes
+from rollout.output import confirm, note, print_json, print_table
+
+if TYPE_CHECKING:
+    from pipeline.settings import Settings
+    from pipeline.store.processes import Process
+
+_CONTROLLER_END_S = 15.0
+_WORKER_END_S = 25.0
+
+
+@takes(WorkerOptions, "local")
+def up(
+    ctx: typer.Context,
+    local: WorkerOptions,
+    workers: Annotated[int, typer.Option(min=0, help="Workers to start, besides those here.")] = 1,
+    as_json: Json = False,
+) -> None:
+    """Start servers, a controller and workers, which stay.
+
+    Private servers are started where no URL is set. `rollout down` stops everything.
+    """
+    settings = settings_of(ctx)
+    with open_deployment(settings, broker=True, create=True) as deployment:
+        processes = LocalProcesses(deployment.settings, stays=True)
+        missing = workers - sum(child.kind == WORKER for child in processes.staying())
+        processes.start(workers=max(0, missing), options=local)
+        urls = _urls(settings, deployment.settings)
+    children = [_child(child) for child in Children(settings.data_dir).find()]
+    if as_json:
+        print_json({"urls": urls, "processes": children})
+        return
+    for name, url in urls.items():
+        print(f"export {name}={shlex.quote(url)}")
+    for child in children:
+        print(f"# {child['kind']} (pid {child['pid']}), log {child['log']}")
+    note("Stop everything: rollout down")
+
+
+def down(
+    ctx: typer.Context, yes: Yes = False, dry_run: DryRun = False, as_json: Json = False
+) -> None:
+    """Stop all that runs for this data directory.
+
+    These are the workers, the controller and the private servers. Data and results stay.
+    """
+    settings = settings_of(ctx)
+    services, children = private_services(settings), Children(settings.data_dir)
+    running = [server.name for server in services.status() if server.running]
+    processes = children.find()
+    what = ", ".join([f"{child.kind} {child.pid}" for child in processes] + running)
+    if what and not dry_run:
+        # Nothing is lost by it, so a script need not say that it means it.
+        is_script = not sys.stdin.isatty()
+        confirm(f"Stop {what}? Data and results stay.", yes=yes or is_script)
+        _stop(children, processes, drain_s=settings.worker.drain_s)
+        services.down()
+    document = {
+        "processes": [_child(child) for child in processes],
+        "services": running,
+        "dry_run": dry_run,
+    }
+    if as_json:
+        print_json(document)
+    elif not what:
+        print("Nothing runs here.")
+    else:
+        print(f"{'Would stop' if dry_run else 'Stopped'} {what}.")
+
+
+def ps(ctx: typer.Context, as_json: Json = False) -> None:
+    """List servers and processes, and start none.
+
+    The last table has what the store has heard of, also from other machines.
+    """
+    settings = settings_of(ctx)
+    services = private_services(settings).status()
+    children = Children(settings.data_dir).find()
+    seen = _seen(settings)
+    if as_json:
+        print_json(
+            {
+                "services": [
+                    {
+                        "name": server.name,
+                        "running": server.running,
+                        "pid": server.pid,
+                        "url": server.url if server.running else None,
+                        "log": str(server.log),
+                    }
+                    for server in services
+                ],
+                "processes": [_child(child) for child in children],
+                "seen": [_seen_json(process) for process in seen],
+            }
+        )
+        return
+    print_table(
+        ("private server", "state", "pid", "log"),
+        [
+            (server.name, "running" if server.running else "stopped", server.pid, server.log)
+            for server in services
+        ],
+    )
+    print_table(
+        ("process", "pid", "started", "stays", "log"),
+        [
+            (child.kind, child.pid, child.started_at, "yes" if child.stays else "no", child.log)
+            for child in children
+        ],
+    )
+    print_table(
+        ("seen by the store", "kind", "silent for", "in flight", "capacity"),
+        [(p.process_id, p.kind, f"{p.silent_s:.1f} s", p.in_flight, p.capacity) for p in seen],
+        right=("in flight", "capacity"),
+    )
+
+
+def _stop(children: Children, processes: list[Child], *, drain_s: float) -> None:
+    workers = [child for child in processes if child.kind == WORKER]
+    if workers:
+        note(f"Workers may finish what is under way, for {drain_s:g} s.")
+    children.stop(workers, timeout_s=drain_s + _WORKER_END_S)
+    rest = [child for child in processes if child.kind != WORKER]
+    children.stop(rest, timeout_s=_CONTROLLER_END_S)
+
+
+def _urls(named: Settings, resolved: Settings) -> dict[str, str]:
+    """Return the variables by which another process finds the private servers."""
+    found: dict[str, str] = {"ROLLOUT_DATA_DIR": str(named.data_dir)}
+    # What was named by its owner may hold a password, and is known to them.
+    if named.database.url is None and resolved.database.url is not None:
+        found["ROLLOUT_DATABASE__URL"] = resolved.database.url.get_secret_value()
+    if named.broker.url is None and resolved.broker.url is not None:
+        found["ROLLOUT_BROKER__URL"] = resolved.broker.url.get_secret_value()
+    return found
+
+
+def _seen(settings: Settings) -> list[Process]:
+    """Ask the store, if it can be asked without starting it."""
+    from pipeline.contract.errors import PipelineError
+    from pipeline.store.engine import transact
+    from pipeline.store.processes import list_processes
+
+    if settings.embedded_database:
+        server = next(s for s in private_services(settings).status() if s.name == "postgres")
+        if not server.running:
+            return []
+    with borrowed(settings, database=True) as settings:
+        engine = engine_of(settings)
+        try:
+            return transact(engine, list_processes)
+        except PipelineError as error:
+            note(f"The store was not asked: {error}")
+            return []
+        finally:
+            engine.dispose()
+
+
+def _child(child: Child) -> dict[str, Any]:
+    return {
+        "kind": child.kind,
+        "pid": child.pid,
+        "stays": child.stays,
+        "started_at": child.started_at,
+        "log": child.log,
+    }
+
+
+def _seen_json(process: Process) -> dict[str, Any]:
+    return {
+        "process_id": process.process_id,
+        "kind": process.kind,
+        "silent_s": round(process.silent_s, 3),
+        "in_flight": process.in_flight,
+        "capacity": process.capacity,
+        "stopping": process.stopping,
+    }

@@ -1,0 +1,255 @@
+"""`rollout show`: a run, a group, or a rollout with what was said in it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rollout.commands.batches import prompt_preview
+from rollout.commands.runs import print_status
+from rollout.deployment import Deployment, opened
+from rollout.options import Json, RunName
+from rollout.output import number, print_json, print_table, safe_text
+
+if TYPE_CHECKING:
+    from pipeline.contract.trajectory import TrajectoryRecord
+
+show = typer.Typer(help="Show a run, a group or a rollout.", no_args_is_help=True)
+
+GroupName = Annotated[
+    str, typer.Argument(metavar="GROUP", help="A label (math7-g000013) or the beginning of an id.")
+]
+RolloutName = Annotated[
+    str,
+    typer.Argument(metavar="ROLLOUT", help="A label (math7-g000013-r3) or beginning of an id."),
+]
+
+
+@show.command("run")
+def show_run(
+    ctx: typer.Context,
+    run: RunName = "@last",
+    limit: Annotated[int, typer.Option(min=0, help="Groups to list, from the first on.")] = 20,
+    as_json: Json = False,
+) -> None:
+    """Show a run: its figures, configuration and groups."""
+    from pipeline.store.runs import get_run
+    from pipeline.store.samples import list_groups
+    from pipeline.store.status import run_status
+
+    with opened(ctx) as deployment:
+        found, status, groups = deployment.transact(
+            lambda connection: (
+                found := get_run(connection, run),
+                run_status(connection, found),
+                list_groups(connection, found, limit=limit),
+            )
+        )
+    config = found.config.model_dump(mode="json")
+    origin = found.origin.model_dump(mode="json")
+    if as_json:
+        print_json(
+            status.to_json()
+            | {
+                "drops": status.drops,
+                "waits": list(status.waits),
+                "reason": found.state_reason,
+                "policy_version": found.policy_version,
+                "created_at": found.created_at.isoformat(),
+                "config": config,
+                "first_groups": groups,
+                "origin": origin,
+            }
+        )
+        return
+    print_status(status)
+    print_table(("asked for", "value"), _rows(config))
+    print_table(("came from", "value"), _rows(origin))
+    _print_groups(groups, total=sum(status.groups.values()))
+
+
+@show.command("group")
+def show_group(ctx: typer.Context, group: GroupName, as_json: Json = False) -> None:
+    """Show a group: its prompt and its rollouts."""
+    from pipeline.store.inspection import find_group, read_group
+
+    with opened(ctx) as deployment:
+        found = deployment.transact(
+            lambda connection: read_group(connection, find_group(connection, group))
+        )
+    if as_json:
+        print_json(found)
+        return
+    state = found["state"] + (f" ({found['drop_reason']})" if found["drop_reason"] else "")
+    print_table(
+        ("group", found["label"]),
+        [
+            ("id", found["group_id"]),
+            ("state", state),
+            ("mean reward", number(found["reward_mean"])),
+            ("standard deviation", number(found["reward_std"])),
+            ("prompt", prompt_preview(found["prompt"], width=400)),
+            ("answer", found["prompt"].get("answer")),
+        ],
+    )
+    print_table(
+        ("rollout", "state", "reward", "attempts", "stop reason", "error"),
+        [
+            (
+                each["label"],
+                each["state"],
+                number(each["reward"]),
+                each["attempts"],
+                each["stop_reason"],
+                each["error_class"],
+            )
+            for each in found["rollouts"]
+        ],
+        right=("reward", "attempts"),
+    )
+
+
+@show.command("rollout")
+def show_rollout(
+    ctx: typer.Context,
+    rollout: RolloutName,
+    messages: Annotated[
+        bool, typer.Option("--messages", help="The conversation of its attempt.")
+    ] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="The whole stored record, as JSON.")] = False,
+    attempt: Annotated[
+        int | None, typer.Option(min=1, help="Of which attempt (default: the one that counts).")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show a rollout: its attempts, and what was said."""
+    from pipeline.store.inspection import find_rollout, read_rollout
+
+    with opened(ctx) as deployment:
+        found = deployment.transact(
+            lambda connection: read_rollout(connection, find_rollout(connection, rollout))
+        )
+        record = _record(deployment, found, attempt) if messages or raw or as_json else None
+    for each in found["attempts"]:
+        del each["trajectory"]
+    if raw and not as_json:
+        print_json(record.model_dump() if record else None)
+    elif as_json:
+        print_json(
+            found
+            | {"messages": record.messages if record else []}
+            | ({"record": record.model_dump() if record else None} if raw else {})
+        )
+    else:
+        _print_rollout(found)
+        if messages:
+            _print_messages(record)
+
+
+def _print_groups(groups: list[dict[str, Any]], *, total: int) -> None:
+    if not groups:
+        return
+    print_table(
+        ("group", "state", "succeeded", "failed", "reward mean", "prompt"),
+        [
+            (
+                each["label"],
+                each["state"] + (f" ({each['drop_reason']})" if each["drop_reason"] else ""),
+                f"{each['succeeded']}/{each['rollouts']}",
+                each["failed"],
+                number(each["reward_mean"]),
+                prompt_preview(each["prompt"]),
+            )
+            for each in groups
+        ],
+        right=("succeeded", "failed", "reward mean"),
+    )
+    if total > len(groups):
+        print(f"{total - len(groups)} more groups: --limit {total}")
+
+
+def _rows(values: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Return what is said of a run: fields that hold nothing are left out."""
+    return [
+        (name, value if isinstance(value, (str, int, float)) else json.dumps(value))
+        for name, value in values.items()
+        if value not in (None, {}, [])
+    ]
+
+
+def _record(
+    deployment: Deployment, found: dict[str, Any], attempt: int | None
+) -> TrajectoryRecord | None:
+    from pipeline.queue.payloads import open_payloads
+    from pipeline.trainer.bodies import read_record
+
+    wanted = attempt or found["winner_attempt_no"]
+    stored = [
+        each["trajectory"]
+        for each in found["attempts"]
+        if each["trajectory"] is not None and wanted in (None, each["attempt_no"])
+    ]
+    return read_record(stored[-1], open_payloads(deployment.settings)) if stored else None
+
+
+def _print_rollout(found: dict[str, Any]) -> None:
+    print_table(
+        ("rollout", found["label"]),
+        [
+            ("id", found["rollout_id"]),
+            ("state", found["state"]),
+            ("reward", number(found["reward"])),
+            ("stop reason", found["stop_reason"]),
+            ("error", found["error_class"]),
+            ("prompt", prompt_preview(found["prompt"], width=400)),
+            ("answer", found["prompt"].get("answer")),
+        ],
+    )
+    print_table(
+        ("attempt", "state", "worker", "turns", "tokens", "error"),
+        [
+            (
+                each["attempt_no"],
+                each["state"],
+                each["worker"],
+                each["n_turns"],
+                sum(n or 0 for n in each["tokens"].values()),
+                _error_line(each["error"]),
+            )
+            for each in found["attempts"]
+        ],
+        right=("turns", "tokens"),
+    )
+    if found["rewards"]:
+        print_table(
+            ("scored by", "version", "attempt", "value", "error"),
+            [
+                (
+                    each["name"],
+                    each["scorer_version"],
+                    each["attempt_no"],
+                    number(each["value"]),
+                    each["error_class"],
+                )
+                for each in found["rewards"]
+            ],
+            right=("attempt", "value"),
+        )
+
+
+def _error_line(error: dict[str, Any] | None) -> str:
+    return "" if error is None else f"{error['class']} ({error['code']}): {error['message']}"
+
+
+def _print_messages(record: TrajectoryRecord | None) -> None:
+    if record is None:
+        print("No trajectory is stored.")
+        return
+    for message in record.messages:
+        print(f"── {safe_text(str(message.get('role')))}")
+        content = message.get("content")
+        print(safe_text(content if isinstance(content, str) else json.dumps(content)))
+        for call in message.get("tool_calls") or ():
+            print(safe_text(f"   calls {json.dumps(call.get('function', call))}"))

@@ -1,0 +1,1 @@
+"""`rollout demo`: its command, and what it shows at the end."""

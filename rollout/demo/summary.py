@@ -1,0 +1,97 @@
+"""What the demo shows at its end: figures, errors, what a trainer would pull, what to try next."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rollout.commands.batches import print_batch
+from rollout.commands.errors import errors_by_tool, print_errors
+from rollout.commands.runs import reward_text
+from rollout.deployment import Deployment
+from rollout.output import console, counts, number, print_table
+from rollout.pass_rates import mean_pass_at_k
+
+if TYPE_CHECKING:
+    from pipeline.store.runs import Run
+    from pipeline.store.status import RunStatus
+
+_NEXT = """\
+Next, with your own endpoint (or the stand-in, in another terminal):
+
+  rollout offline-policy --port 8399 --answer-key FILE.jsonl
+  rollout run FILE.jsonl --agent react --tools calculator --reward gsm8k -n 4 \\
+      --base-url http://127.0.0.1:8399/v1
+  rollout status           how far it is
+  rollout errors           what went wrong
+  rollout show rollout RUN-g000000-r0 --messages
+  rollout pull @last --consumer trainer --step 0 --groups 4
+  rollout export @last --to jsonl -o rollouts.jsonl
+  rollout down             stop the private servers
+"""
+
+
+def summary_json(deployment: Deployment, run: Run, status: RunStatus) -> dict[str, Any]:
+    """Return the figures as one document: those of `rollout status`, and pass@k."""
+    rates = _pass_rates(deployment, run)
+    return status.to_json() | {
+        "drops": status.drops,
+        "retries": status.attempts - status.rollouts["total"],
+        "pass": {f"@{k}": rate for k, rate in rates.items()},
+        "rollouts_per_s": round(status.rollouts["total"] / max(status.elapsed_s, 0.001), 1),
+    }
+
+
+def print_summary(deployment: Deployment, run: Run, status: RunStatus, batch: Any) -> None:
+    """Print figures, errors, a train batch, and what to try next."""
+    total = status.rollouts["total"]
+    rows: list[tuple[str, Any]] = [
+        ("rollouts", f"{total}: {counts(_ended(status))}"),
+        ("attempts", f"{status.attempts} ({status.attempts - total} retries)"),
+        ("groups", counts(status.groups)),
+        ("dropped", counts(status.drops)),
+        ("reward", reward_text(status)),
+        *(
+            (f"pass@{k}", number(rate))
+            for k, rate in _pass_rates(deployment, run).items()
+            if rate is not None
+        ),
+        ("error rollouts", counts(status.errors)),
+        ("speed", f"{total / max(status.elapsed_s, 0.001):.0f} rollouts/s"),
+    ]
+    print_table(("the demo run", ""), rows)
+    _print_troubles(deployment, run)
+    if batch is not None:
+        print("What a trainer would pull, complete groups only:")
+        print_batch(batch)
+    console().print(_NEXT)
+
+
+def _print_troubles(deployment: Deployment, run: Run) -> None:
+    from pipeline.store.inspection import errors_by_class
+
+    print("What went wrong on purpose; most of it was tried again, the rest are error rollouts:")
+    found = deployment.transact(lambda connection: errors_by_class(connection, run))
+    print_errors(found, by="class")
+    tools = errors_by_tool(deployment, run)
+    print_errors(tools, by="tool")
+
+
+def _pass_rates(deployment: Deployment, run: Run) -> dict[int, float | None]:
+    """Return pass@1 and pass@n; a rollout that failed is a try that did not solve its prompt."""
+    from sqlalchemy import text
+
+    rows = deployment.transact(
+        lambda connection: connection.execute(
+            text(
+                "SELECT count(*) AS n, count(*) FILTER (WHERE reward >= 1) AS correct"
+                " FROM rollouts WHERE run_id = :run_id GROUP BY group_id"
+            ),
+            {"run_id": run.run_id},
+        ).all()
+    )
+    groups = [(row.n, row.correct) for row in rows]
+    return {k: mean_pass_at_k(groups, k) for k in sorted({1, run.config.n})}
+
+
+def _ended(status: RunStatus) -> dict[str, int]:
+    return {name: status.rollouts[name] for name in ("succeeded", "failed", "cancelled")}

@@ -1,0 +1,196 @@
+"""Where a command works: settings, private servers where none are named, an open store.
+
+The composition root of the command line. Without a database or broker URL the private servers of
+the data directory are started on demand. Commands that start processes let them stay until
+`rollout down`; all others borrow them, and stop them again if nobody else wants them (ADR 0028).
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import typer
+
+from pipeline.contract.errors import NotFound
+from rollout.options import GlobalFlags
+from rollout.output import note
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection, Engine
+
+    from pipeline.embedded import Borrowed, EmbeddedServices
+    from pipeline.settings import Settings
+
+E_NO_DATA = "E121"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """Settings with every URL resolved, and the store."""
+
+    settings: Settings
+    engine: Engine
+
+    def transact(self, work: Callable[[Connection], T]) -> T:
+        """Run `work` in one transaction."""
+        from pipeline.store.engine import transact
+
+        return transact(self.engine, work)
+
+
+def settings_of(ctx: typer.Context, overrides: Mapping[str, Any] | None = None) -> Settings:
+    """Return the settings with the flags of this call; the data directory is absolute.
+
+    Raises:
+        ConfigError: A setting cannot work.
+    """
+    from pipeline.settings import load_settings
+
+    settings = load_settings(overrides={**settings_flags(ctx), **(overrides or {})})
+    return settings.model_copy(update={"data_dir": settings.data_dir.expanduser().resolve()})
+
+
+def settings_flags(ctx: typer.Context) -> dict[str, Any]:
+    """Return the settings that stand before the command, nested like the settings."""
+    flags: GlobalFlags = ctx.obj or GlobalFlags()
+    return {
+        "data_dir": str(flags.data_dir) if flags.data_dir else None,
+        "profile": flags.profile,
+        "log_level": flags.log_level.upper() if flags.log_level else None,
+    }
+
+
+def private_services(settings: Settings) -> EmbeddedServices:
+    """Return the private servers of the data directory."""
+    from pipeline.embedded import EmbeddedServices
+
+    return EmbeddedServices(settings.data_dir)
+
+
+def with_broker(settings: Settings) -> Settings:
+    """Return settings that name a broker, starting the private one if need be."""
+    if not settings.embedded_broker:
+        return settings
+    return _with_url(settings, "broker", private_services(settings).start_redis())
+
+
+def with_database(settings: Settings) -> Settings:
+    """Return settings that name a database, starting the private one if need be."""
+    if not settings.embedded_database:
+        return settings
+    return _with_url(settings, "database", private_services(settings).start_postgres())
+
+
+@contextmanager
+def borrowed(
+    settings: Settings, *, database: bool = False, broker: bool = False
+) -> Iterator[Settings]:
+    """Yield settings that name the servers; private ones run at least for as long as this block."""
+    services = private_services(settings)
+    with ExitStack() as stack:
+        if database and settings.embedded_database:
+            server = stack.enter_context(services.borrow_postgres())
+            settings = _with_url(settings, "database", _told(server, "PostgreSQL").url)
+        if broker and settings.embedded_broker:
+            server = stack.enter_context(services.borrow_redis())
+            settings = _with_url(settings, "broker", _told(server, "Redis").url)
+        yield settings
+
+
+@contextmanager
+def open_deployment(
+    settings: Settings, *, broker: bool = False, create: bool = False, stay: bool = True
+) -> Iterator[Deployment]:
+    """Open the store, migrated: a private one by us, one that is named by its owner.
+
+    Args:
+        settings: As `settings_of` returns them.
+        broker: Whether a broker is needed too.
+        create: Whether a data directory may be made; else an empty one is an error.
+        stay: Whether private servers go on afterwards, until `rollout down`.
+
+    Raises:
+        ConfigError: The broker's URL is of no known kind.
+        NotFound: There is no private store here, and none may be made.
+        SchemaOutdated: The named database was not migrated.
+        StoreUnavailable: It does not answer.
+    """
+    if broker and not settings.embedded_broker:
+        from pipeline.queue.broker import broker_of
+
+        broker_of(settings)  # said before anything is started that could not use it
+    is_private = settings.embedded_database
+    if is_private and not create:
+        _require_data(settings.data_dir)
+    with ExitStack() as stack:
+        if stay:
+            settings = with_database(settings)
+        else:
+            settings = stack.enter_context(borrowed(settings, database=True, broker=broker))
+        engine = engine_of(settings)
+        stack.callback(engine.dispose)
+        _prepare_schema(engine, is_private=is_private)
+        yield Deployment(with_broker(settings) if broker else settings, engine)
+
+
+def engine_of(settings: Settings) -> Engine:
+    """Return an engine for the database the settings name."""
+    from pipeline.store.engine import open_engine
+
+    assert settings.database.url is not None
+    return open_engine(
+        settings.database.url.get_secret_value(),
+        pool_size=settings.database.pool_size,
+        connect_timeout_s=settings.database.connect_timeout_s,
+    )
+
+
+@contextmanager
+def opened(ctx: typer.Context, **options: Any) -> Iterator[Deployment]:
+    """Open the deployment for this call alone; options are those of `open_deployment`."""
+    with open_deployment(settings_of(ctx), stay=False, **options) as deployment:
+        yield deployment
+
+
+def _told(server: Borrowed, title: str) -> Borrowed:
+    """Say that a server runs for this command only, and let no ordinary signal keep it running."""
+    if server.is_temporary:
+        note(f"The private {title} server runs for this command only: `rollout up` keeps it.")
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
+    return server
+
+
+def _prepare_schema(engine: Engine, *, is_private: bool) -> None:
+    from pipeline.store import schema
+
+    if is_private:
+        schema.upgrade(engine)
+    else:
+        schema.require_current(engine)
+
+
+def _require_data(data_dir: Path) -> None:
+    if (data_dir / "postgres").exists() or (data_dir / "services.json").exists():
+        return
+    raise NotFound(
+        f"There are no runs in {data_dir}.",
+        remedy="Begin with `rollout run`, go to the folder where you began, or name it with "
+        "--data-dir (or ROLLOUT_DATABASE__URL).",
+        code=E_NO_DATA,
+    )
+
+
+def _with_url(settings: Settings, section: str, url: str) -> Settings:
+    from pydantic import SecretStr
+
+    changed = getattr(settings, section).model_copy(update={"url": SecretStr(url)})
+    return settings.model_copy(update={section: changed})

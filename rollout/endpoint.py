@@ -1,0 +1,214 @@
+"""The model endpoints as the command line sees them: do they answer, and with which models.
+
+Used by `run`, `resume` and `doctor`. Bounded requests; a key goes only to endpoints that the
+caller's settings or options name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pipeline.contract.base_urls import is_loopback, same_endpoint, urls_of
+from pipeline.contract.errors import ConfigError, ServiceUnavailable
+from rollout.output import note
+
+if TYPE_CHECKING:
+    from pipeline.contract.run import RunConfig
+    from pipeline.settings import Settings
+
+E_NO_ENDPOINT = "E103"
+E_URL_LACKS_V1 = "E125"
+E_ENDPOINT_DOWN = "E204"
+
+PROBE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What an endpoint said to `GET /models`; `error` None: it answered as it should."""
+
+    models: tuple[str, ...] = ()
+    status: int | None = None
+    error: str | None = None
+    right_url: str | None = None  #: the base URL that was meant, where this one is none
+
+    @property
+    def is_reachable(self) -> bool:
+        """Whether somebody answered, be it with a refusal."""
+        return self.status is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    """Where a run's own workers call a model, and which; None: the endpoint serves several."""
+
+    urls: tuple[str, ...]
+    model: str | None
+
+
+def endpoints_of(settings: Settings, base_url: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    """Return the endpoints that a local run uses.
+
+    Raises:
+        ConfigError: None is named.
+    """
+    urls = urls_of(base_url) or urls_of(settings.llm.base_url)
+    if not urls:
+        raise ConfigError(
+            "No model endpoint is named.",
+            remedy="Give --base-url URL or set OPENAI_BASE_URL. Without a model, start the "
+            "stand-in in another terminal: `rollout offline-policy --port 8399`, and give "
+            "--base-url http://127.0.0.1:8399/v1",
+            code=E_NO_ENDPOINT,
+        )
+    return urls
+
+
+def find_endpoints(settings: Settings, config: RunConfig, *, named: Collection[str]) -> Endpoints:
+    """Return the endpoints of a local run and the model to ask them for; they were asked.
+
+    Args:
+        settings: Their endpoints and model are those of runs that name none.
+        config: What the run asks for.
+        named: Endpoints that the caller's own options name.
+
+    Raises:
+        ConfigError: No endpoint is named, or its base URL lacks its /v1.
+        ServiceUnavailable: Nobody answers at any of them.
+    """
+    urls = endpoints_of(settings, config.base_url)
+    models = require_endpoints(settings, urls, named=named)
+    only = models[0] if len(models) == 1 else None
+    return Endpoints(urls, config.model or settings.llm.model or only)
+
+
+def worker_environment(
+    settings: Settings, endpoints: Endpoints, *, named: Collection[str]
+) -> dict[str, str]:
+    """Return the variables by which our own workers may call the endpoints of their run.
+
+    A key in the settings belongs to the endpoint in the settings; where they name none, to what
+    the caller's options name. Any other endpoint is called without a key.
+    """
+    own = urls_of(settings.llm.base_url)
+    told: dict[str, str] = {}
+    if all(_is_among(url, own or named) for url in endpoints.urls):
+        told["ROLLOUT_LLM__BASE_URL"] = json.dumps(own or endpoints.urls)
+    else:
+        if settings.llm.api_key and not own:
+            note(
+                f"No API key is sent to {', '.join(endpoints.urls)}: only the run names it. "
+                "To send yours, give --base-url or set OPENAI_BASE_URL."
+            )
+        allowed = [*settings.worker.allowed_base_urls, *endpoints.urls]
+        told["ROLLOUT_WORKER__ALLOWED_BASE_URLS"] = json.dumps(allowed)
+    if settings.llm.model is None and endpoints.model is not None:
+        told["ROLLOUT_LLM__MODEL"] = endpoints.model
+    return told
+
+
+def probe(settings: Settings, base_url: str, *, named: Collection[str] = ()) -> Probe:
+    """Ask an endpoint for its models, for at most two seconds; four where the URL may lack /v1.
+
+    Args:
+        settings: Their key goes to the endpoints that they name.
+        base_url: The endpoint.
+        named: Endpoints that the key is for where the settings name none.
+    """
+    owners = urls_of(settings.llm.base_url) or named
+    key = settings.llm.api_key if _is_among(base_url, owners) else None
+    secret = key.get_secret_value() if key else None
+    found = _ask(base_url, secret)
+    right_url = base_url.rstrip("/") + "/v1"
+    is_wrong_path = found.error is not None and found.status in (200, 404, 405)
+    if is_wrong_path and not base_url.rstrip("/").endswith("/v1"):
+        below = _ask(right_url, secret)
+        if below.error is None:
+            return Probe(below.models, found.status, found.error, right_url)
+    return found
+
+
+def require_endpoints(
+    settings: Settings, urls: tuple[str, ...], *, named: Collection[str]
+) -> tuple[str, ...]:
+    """Return the models that the endpoints list; one that is down is only noted beside others.
+
+    Raises:
+        ConfigError: A base URL lacks its /v1.
+        ServiceUnavailable: Nobody answers at any of them.
+    """
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(len(urls)) as threads:
+        probes = list(threads.map(lambda url: probe(settings, url, named=named), urls))
+    found = dict(zip(urls, probes, strict=True))
+    for url, each in found.items():
+        _require_right_url(url, each)
+    down = {url: each for url, each in found.items() if not each.is_reachable}
+    if len(down) == len(found):
+        raise ServiceUnavailable(
+            f"The model endpoint {', '.join(urls)} does not answer.",
+            why=f"{next(iter(down.values())).error}.",
+            remedy="Start it, or name another with --base-url.",
+            code=E_ENDPOINT_DOWN,
+        )
+    for url, each in found.items():
+        if url in down:
+            note(f"Warning: {url} does not answer: {each.error}. The others take its calls.")
+        elif each.error:
+            note(f"Warning: {url}: {each.error} Rollouts fail if its base URL is another.")
+    return tuple(dict.fromkeys(model for each in probes for model in each.models))
+
+
+def _require_right_url(url: str, found: Probe) -> None:
+    if found.right_url is None:
+        return
+    raise ConfigError(
+        f"{url} is not the base URL of the model server.",
+        why=f"{found.error} {found.right_url} lists its models.",
+        remedy=f"Name it with its /v1: --base-url {found.right_url}",
+        code=E_URL_LACKS_V1,
+    )
+
+
+def _ask(base_url: str, key: str | None) -> Probe:
+    import urllib.error
+    import urllib.request
+
+    try:
+        request = urllib.request.Request(base_url.rstrip("/") + "/models")
+        if key:
+            request.add_header("Authorization", f"Bearer {key}")
+        with _opener(base_url).open(request, timeout=PROBE_S) as answer:
+            return _listed(answer.status, answer.read(1_000_000))
+    except urllib.error.HTTPError as error:
+        return Probe(status=error.code, error=f"It answers {error.code} to GET /models.")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        return Probe(error=f"{reason}".strip() or type(error).__name__)
+
+
+def _listed(status: int, body: bytes) -> Probe:
+    try:
+        return Probe(tuple(str(model["id"]) for model in json.loads(body)["data"]), status)
+    except (ValueError, LookupError, TypeError):
+        return Probe(status=status, error="Its answer to GET /models is no list of models.")
+
+
+def _is_among(url: str, urls: Collection[str]) -> bool:
+    return any(same_endpoint(url, one) for one in urls)
+
+
+def _opener(base_url: str) -> Any:
+    import urllib.request
+
+    class NoRedirects(urllib.request.HTTPRedirectHandler):
+        def redirect_request(self, *_: Any) -> None:
+            """Follow none: it would carry the key to an address that nobody named."""
+
+    # A proxy has no business with what is on this machine.
+    handlers = [urllib.request.ProxyHandler({})] if is_loopback(base_url) else []
+    return urllib.request.build_opener(NoRedirects, *handlers)

@@ -1,0 +1,70 @@
+"""Whether the agents, tools and rewards a run names exist here, and take the options it gives them.
+
+`run` refuses names that its own workers would not know; `submit` can only warn. Options of what is
+known here are refused by both. Imports the plug-ins, as a worker does.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+from pipeline.contract.errors import ContractError, InputError
+from rollout.run_config import E_OPTION
+
+if TYPE_CHECKING:
+    from pipeline.contract.run import RunConfig
+
+E_UNKNOWN_NAME = "E107"
+
+
+def find_unknown(config: RunConfig, *, plugins: Sequence[str]) -> list[str]:
+    """Return a sentence for each name that is not registered here.
+
+    Raises:
+        ConfigError: A plug-in cannot be loaded.
+        InputError: What is registered here does not take an option.
+    """
+    from workers.core.registry import list_agents
+    from workers.core.tool_registry import get_global_tool_registry
+    from workers.process.asked_options import require_options
+    from workers.process.plugins import load_plugins
+    from workers.rewards.registry import list_rewards
+
+    load_plugins(plugins)
+    found: list[str] = []
+    tools = get_global_tool_registry().get_tool_names()
+    for kind, name, known in (
+        ("agent", config.agent, list_agents()),
+        *(("tool", name, tools) for name in config.tools),
+        ("reward", config.reward, list_rewards()),
+    ):
+        if name is not None and name not in known:
+            found.append(_sentence(kind, name, known))
+    try:
+        require_options(config)
+    except ContractError as error:
+        raise InputError(str(error), code=E_OPTION) from None
+    return found
+
+
+def require_known(config: RunConfig, *, plugins: Sequence[str]) -> None:
+    """Check every name of a run, and the options.
+
+    Raises:
+        InputError: One is not registered here, or does not take an option.
+    """
+    unknown = find_unknown(config, plugins=plugins)
+    if unknown:
+        raise InputError(
+            unknown[0],
+            remedy="If it is your own, name its module: --plugin my_agents.py",
+            code=E_UNKNOWN_NAME,
+        )
+
+
+def _sentence(kind: str, name: str, known: Collection[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"Did you mean {near[0]!r}?" if near else f"Known here: {', '.join(known)}."
+    return f"No {kind} is named {name!r}. {hint}"

@@ -1,0 +1,106 @@
+"""Requests to score stored trajectories again, made of what the store holds.
+
+Used by `rescore.py`. Bodies too large for a message go through the payload store. Must not: wait.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pipeline.contract.errors import ErrorClass
+    from pipeline.contract.messages import RescoreRequest
+    from pipeline.queue.payloads import PayloadStore
+    from pipeline.store.rescores import StoredTrajectory
+    from pipeline.store.runs import Run
+    from rollout.deployment import Deployment
+
+#: Trajectories read and published at once.
+_CHUNK = 100
+#: Larger ones go through the payload store: brokers do not like large messages.
+_INLINE_BYTES = 96 * 1024
+
+
+def read_requests(
+    deployment: Deployment, run: Run, reward: str, error_class: ErrorClass | None
+) -> Iterator[list[RescoreRequest]]:
+    """Yield the requests for a run's trajectories, a chunk at a time.
+
+    Args:
+        deployment: The store, and settings that name broker and payload store.
+        run: Whose trajectories.
+        reward: What scores them.
+        error_class: Only rollouts that failed with this class.
+    """
+    from pipeline.queue.broker import broker_of
+    from pipeline.queue.payloads import open_payloads
+
+    payloads = open_payloads(deployment.settings)
+    inline = 0 if broker_of(deployment.settings).kind == "sqs" else _INLINE_BYTES
+    for chunk in _chunks(deployment, run, error_class):
+        yield [request_of(run, stored, reward, payloads, inline_bytes=inline) for stored in chunk]
+
+
+def request_of(
+    run: Run, stored: StoredTrajectory, reward: str, payloads: PayloadStore, *, inline_bytes: int
+) -> RescoreRequest:
+    """Return the message that asks a worker to score a trajectory."""
+    from pipeline.contract.messages import RescoreRequest
+
+    body, uri = stored.body or b"", stored.body_uri
+    if uri is None and len(body) > inline_bytes:
+        uri, body = _check_out(run, stored, payloads), b""
+    return RescoreRequest(
+        run=run.slug,
+        run_id=run.run_id,
+        group_id=stored.group_id,
+        group_no=stored.group_no,
+        rollout_id=stored.rollout_id,
+        rollout_index=stored.rollout_index,
+        n=stored.n,
+        attempt_no=stored.attempt_no,
+        label=stored.label,
+        prompt=stored.prompt,
+        reward=reward,
+        reward_config=run.config.reward_config if reward == run.config.reward else {},
+        reward_timeout_s=run.config.limits.reward_timeout_s,
+        codec=stored.codec,
+        body="" if uri else base64.b64encode(body).decode(),
+        body_uri=uri,
+    )
+
+
+def _check_out(run: Run, stored: StoredTrajectory, payloads: PayloadStore) -> str:
+    from pipeline.contract.messages import Completion
+    from pipeline.queue.frames import encode_completions
+
+    completion = Completion(
+        run_id=run.run_id,
+        group_id=stored.group_id,
+        rollout_id=stored.rollout_id,
+        attempt_no=stored.attempt_no,
+        label=stored.label,
+        worker_id="",
+        outcome="succeeded",
+        codec=stored.codec,
+        body=stored.body or b"",
+    )
+    # Not the attempt's own key: there the reconciler looks for outcomes whose message was lost.
+    return payloads.put(f"{run.run_id}/{stored.label}.rescore", encode_completions([completion]))
+
+
+def _chunks(
+    deployment: Deployment, run: Run, error_class: ErrorClass | None
+) -> Iterator[list[StoredTrajectory]]:
+    from pipeline.store.rescores import read_rescorable
+
+    after = None
+    while chunk := deployment.transact(
+        lambda connection, after=after: read_rescorable(
+            connection, run, error_class=error_class, after=after, most=_CHUNK
+        )
+    ):
+        yield chunk
+        after = chunk[-1].rollout_id

@@ -1,0 +1,179 @@
+"""The loop of agents that act: call the model, run its tool calls, tell it the results, until done.
+
+Derived from by the react, tool and coding agents, which differ in what they ask of a reply. Must
+not: keep anything of a trajectory on the agent, or touch an exception of the model's client.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from workers.core.base_agent import BaseAgent
+from workers.core.interaction import end_interactions, respond_to_answer
+from workers.core.model_response import ModelResponse
+from workers.core.reply_parser import read_reply
+from workers.core.tool_schemas import ToolResult
+from workers.core.trajectory import StepType, Trajectory, TrajectoryStep
+
+
+class ToolCallingAgent(BaseAgent):
+    """An agent that calls tools in steps.
+
+    Args:
+        *args: As `BaseAgent`.
+        native_tools: Whether tools are offered to the model in the OpenAI format; else they are
+            described in the system prompt. A reply in either format is understood.
+        max_consecutive_thoughts: The trajectory ends with `parse_error` after this many replies in
+            a row with neither a usable tool call nor an answer.
+        **kwargs: As `BaseAgent`.
+    """
+
+    unlabelled_is_answer = False
+
+    def __init__(
+        self,
+        *args: Any,
+        native_tools: bool = False,
+        max_consecutive_thoughts: int = 3,
+        **kwargs: Any,
+    ) -> None:
+        self.native_tools = native_tools
+        self.max_consecutive_thoughts = max_consecutive_thoughts
+        super().__init__(*args, **kwargs)
+
+    async def run_trajectory(
+        self, prompt: dict[str, Any], llm_generate_func: Any, request_id: str, **kwargs: Any
+    ) -> Trajectory:
+        """Work on one prompt, see `BaseAgent.run_trajectory`."""
+        trajectory = self.begin(prompt, request_id, kwargs.get("trajectory"))
+        try:
+            await self.work(trajectory, llm_generate_func)
+        finally:
+            await self.release_tools(trajectory)
+        await end_interactions(self.interactions, trajectory)
+        self.finalize_trajectory(trajectory)
+        return trajectory
+
+    async def work(self, trajectory: Trajectory, llm_generate_func: Any) -> None:
+        """Call the model and act on its replies until there is a reason to stop."""
+        unusable_replies = 0
+        while self.should_continue(trajectory):
+            steps = await self.generate(llm_generate_func, trajectory, **self.offered_tools())
+            is_usable = await self.act_on(steps, trajectory)
+            if steps[0].metadata.get("finish_reason") == "length" and not _has_call(steps):
+                trajectory.metadata["stop_reason"] = "max_tokens"
+            elif is_usable:
+                unusable_replies = 0
+                if self.interactions and trajectory.steps[-1].step_type is StepType.FINAL_ANSWER:
+                    await respond_to_answer(self.interactions, trajectory)
+            else:
+                unusable_replies += 1
+                self.handle_unusable(steps, unusable_replies, trajectory)
+
+    def offered_tools(self) -> dict[str, Any]:
+        """Return the arguments that offer the tools to the model natively; none in text mode."""
+        if not self.native_tools or not self.tools:
+            return {}
+        return {"tools": [schema.to_openai() for schema in self.tool_schemas().values()]}
+
+    def read_response(self, response: ModelResponse, prompt_chars: int) -> list[TrajectoryStep]:
+        """Return a reply's steps; where tools are offered natively, plain text is the answer."""
+        is_answer = self.native_tools or self.unlabelled_is_answer
+        return read_reply(
+            response,
+            unlabelled=StepType.FINAL_ANSWER if is_answer else StepType.THOUGHT,
+            parameter_names=self.parameter_names,
+            prompt_chars=prompt_chars,
+        )
+
+    async def act_on(self, steps: list[TrajectoryStep], trajectory: Trajectory) -> bool:
+        """Append a reply's steps in order, running each call; says whether any was usable."""
+        is_usable = False
+        for number, step in enumerate(steps):
+            trajectory.add_step(step)
+            if step.step_type is StepType.FINAL_ANSWER:
+                return True
+            if step.step_type is StepType.ACTION:
+                problem = step.metadata.get("parse_error") or self.refusal(
+                    number, steps, trajectory
+                )
+                is_usable |= problem is None
+                if not await self.run_action(step, problem, trajectory):
+                    return True
+        return is_usable
+
+    def refusal(
+        self, number: int, steps: list[TrajectoryStep], trajectory: Trajectory
+    ) -> str | None:
+        """Return why the call at this place of the reply is not run; None runs it."""
+        return None
+
+    async def run_action(
+        self, step: TrajectoryStep, problem: str | None, trajectory: Trajectory
+    ) -> bool:
+        """Run one call, or tell its problem, and append the result; False ends the trajectory."""
+        if problem is None and self.is_out_of_calls(trajectory):
+            trajectory.metadata["stop_reason"] = "max_tool_calls"
+            return False
+        result = await self.result_of(step, problem, trajectory)
+        return self.append_result(result, trajectory)
+
+    async def result_of(
+        self, step: TrajectoryStep, problem: str | None, trajectory: Trajectory
+    ) -> TrajectoryStep:
+        """Return the result step of a call; a call with a problem is not run."""
+        call_id = step.metadata.get("tool_call_id")
+        if problem is not None:
+            result = ToolResult(success=False, error=problem)
+            return self.result_step(step.tool_name, step.tool_args, result, call_id)
+        return await self.execute_tool_call(
+            step.tool_name or "", step.tool_args, trajectory, call_id=call_id
+        )
+
+    def append_result(self, result: TrajectoryStep, trajectory: Trajectory) -> bool:
+        """Append a tool's result; False when the tool ended the trajectory."""
+        trajectory.add_step(result)
+        if not result.metadata.get("stop"):
+            return True
+        answer = result.metadata.get("metrics", {}).get("final_answer")
+        if answer is None:
+            trajectory.metadata["stop_reason"] = "tool_stopped"
+        else:
+            # The answer was an argument of the call, which is in the conversation already.
+            final = TrajectoryStep(StepType.FINAL_ANSWER, str(answer), {"chat_message": None})
+            trajectory.add_step(final)
+        return False
+
+    def is_out_of_calls(self, trajectory: Trajectory) -> bool:
+        """Say whether the trajectory has made all the tool calls it may make."""
+        if self.max_tool_calls is None:
+            return False
+        counts = trajectory.metadata.get("tools", {}).values()
+        return sum(count["calls"] for count in counts) >= self.max_tool_calls
+
+    def handle_unusable(
+        self, steps: list[TrajectoryStep], unusable_replies: int, trajectory: Trajectory
+    ) -> None:
+        """End the trajectory after too many unusable replies, else tell the model what to write."""
+        if unusable_replies >= self.max_consecutive_thoughts:
+            trajectory.metadata["stop_reason"] = "parse_error"
+        elif not any(step.step_type is StepType.ACTION for step in steps):
+            # An unusable call has been answered with its problem already.
+            trajectory.add_step(TrajectoryStep(StepType.OBSERVATION, self.reminder()))
+
+    def reminder(self) -> str:
+        """Return what the model is told after a reply with neither a call nor an answer."""
+        if self.native_tools:
+            return "Call a tool, or write your result after 'Final Answer:'."
+        if not self.tools:
+            return "Write your result after 'Final Answer:'."
+        return (
+            "Go on with one of these lines: 'Action: tool_name(parameter=value)' or "
+            "'Final Answer: your result'."
+        )
+
+
+def _has_call(steps: list[TrajectoryStep]) -> bool:
+    return any(
+        step.step_type is StepType.ACTION and "parse_error" not in step.metadata for step in steps
+    )

@@ -1,0 +1,1 @@
+"""The worker process: Celery in front, one event loop behind it."""

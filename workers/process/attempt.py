@@ -1,0 +1,138 @@
+"""One attempt under way: what it has done so far, and the completion it becomes.
+
+Owned by `execute`; the heartbeat reads its phase and step from another thread, which is safe: both
+are single values. Must not: run anything.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import traceback
+from dataclasses import replace
+from typing import Any, Literal
+
+from pipeline.contract.errors import ContractError, RolloutError, boundary
+from pipeline.contract.messages import Completion, ErrorRecord, RewardPart, RolloutRequest, storable
+from pipeline.contract.rollout import StopReason
+from pipeline.contract.trajectory import TrajectoryRecord, pack_record
+from pipeline.redaction import NOTHING, Redactor
+from workers.core.trajectory import Trajectory
+from workers.process.model_calls import ModelCalls
+from workers.process.records import record_of
+
+Phase = Literal["starting", "generating", "scoring", "done"]
+
+#: Longest traceback and message that are kept; the end of a traceback says the most.
+_MAX_DETAIL_CHARS = 8_000
+_MAX_MESSAGE_CHARS = 2_000
+_MAX_CODE_CHARS = 100
+
+
+class Attempt:
+    """The state of one attempt."""
+
+    def __init__(
+        self, request: RolloutRequest, worker_id: str, *, redactor: Redactor = NOTHING
+    ) -> None:
+        self.request = request
+        self.worker_id = worker_id
+        self._redactor = redactor
+        self.trajectory = Trajectory(request_id=request.label)
+        self.calls: ModelCalls | None = None
+        self.phase: Phase = "starting"
+        self.step = 0
+        self.stop_reason = StopReason.ANSWERED
+        self.reward: float | None = None
+        self.reward_parts: tuple[RewardPart, ...] = ()
+        self._started = time.perf_counter()
+        self._phase_started = self._started
+        self._timings: dict[str, float] = {}
+
+    def enter(self, phase: Phase) -> None:
+        """Go on to the next phase; the time of the last one is kept."""
+        now = time.perf_counter()
+        self._timings[f"{self.phase}_s"] = round(now - self._phase_started, 6)
+        self.phase, self._phase_started = phase, now
+
+    def detach(self) -> None:
+        """Keep what there is; an agent that goes on all the same writes to its own copy."""
+        self.trajectory = replace(
+            self.trajectory,
+            steps=list(self.trajectory.steps),
+            metadata=dict(self.trajectory.metadata),
+        )
+        if self.calls is not None:
+            self.calls.close()
+
+    def succeeded(self) -> Completion:
+        """Return the completion of a good trajectory.
+
+        Raises:
+            ContractError: The agent left something in it that cannot be stored.
+        """
+        record, body = self._packed()
+        self.enter("done")
+        return self._completion(
+            record, body, outcome="succeeded", stop_reason=self.stop_reason, reward=self.reward
+        )
+
+    def failed(self, error: RolloutError) -> Completion:
+        """Return the completion of an error, with what there is of the trajectory."""
+        phase = self.phase
+        self.enter("done")
+        cause = error.__cause__ or error
+        detail = "".join(traceback.format_exception(cause))
+        record = ErrorRecord(
+            error_class=error.error_class,
+            code=self._clean(str(error.code))[:_MAX_CODE_CHARS],
+            message=self._clean(str(error))[:_MAX_MESSAGE_CHARS],
+            detail=self._clean(detail)[-_MAX_DETAIL_CHARS:],
+            phase=phase,
+            retry_after_s=_finite(error.retry_after_s),
+        )
+        return self._completion(*self._packed_or_less(), outcome="failed", error=record)
+
+    def _clean(self, text: str) -> str:
+        # Before anything is cut off: half a secret would not be found any more.
+        return storable(self._redactor.text(text))
+
+    def _packed(self) -> tuple[TrajectoryRecord, bytes]:
+        with boundary(ContractError, "unrecordable"):
+            record = record_of(self.trajectory, self.calls)
+            return record, pack_record(record, redact=self._redactor.data)
+
+    def _packed_or_less(self) -> tuple[TrajectoryRecord, bytes]:
+        try:
+            return self._packed()
+        except ContractError as error:
+            record = TrajectoryRecord(metadata={"unrecordable": self._clean(str(error))})
+            return record, pack_record(record)
+
+    def _completion(self, record: TrajectoryRecord, body: bytes, **fields: Any) -> Completion:
+        request, calls = self.request, self.calls
+        versions = (calls.versions if calls else None) or [request.policy_version]
+        self._timings["elapsed_s"] = round(time.perf_counter() - self._started, 6)
+        return Completion(
+            run_id=request.run_id,
+            group_id=request.group_id,
+            rollout_id=request.rollout_id,
+            attempt_no=request.attempt_no,
+            label=request.label,
+            worker_id=self.worker_id,
+            reward_parts=self.reward_parts,
+            n_turns=len(calls.calls) if calls else 0,
+            n_steps=len(record.steps),
+            prompt_tokens=calls.prompt_tokens if calls else 0,
+            completion_tokens=calls.completion_tokens if calls else 0,
+            version_min=min(versions),
+            version_max=max(versions),
+            timings=self._timings,
+            body=body,
+            body_bytes=len(body),
+            **fields,
+        )
+
+
+def _finite(seconds: float | None) -> float | None:
+    return seconds if seconds is not None and math.isfinite(seconds) else None

@@ -1,0 +1,182 @@
+"""One attempt, straight down: run the agent, score, say what came of it.
+
+Called by the Celery task through the event loop. A bad rollout is an outcome, not an exception:
+only cancellation leaves `execute` without a completion. Must not: retry an attempt, or know Celery.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Any
+
+from pipeline.contract.errors import (
+    AgentError,
+    AgentTimeout,
+    ContextOverflow,
+    ContractError,
+    ErrorClass,
+    PolicyLimit,
+    RolloutError,
+    SandboxError,
+    ToolError,
+    WorkerStopped,
+    boundary,
+)
+from pipeline.contract.messages import Completion, RolloutRequest
+from pipeline.contract.rollout import StopReason
+from workers.agents.function_agent import AnswerShapeError
+from workers.core.trajectory import Trajectory
+from workers.process.agent_timeout import run_within
+from workers.process.attempt import Attempt
+from workers.process.exit_guard import guard_exits
+from workers.process.records import stop_reason_of
+from workers.process.runtime import Runtime
+from workers.process.scoring import Scorer
+from workers.sandbox.base import SandboxFailure
+
+#: Ends the policy is responsible for; a run may ask to fail them.
+_POLICY_LIMITS = frozenset(
+    {
+        StopReason.MAX_STEPS,
+        StopReason.MAX_TOKENS,
+        StopReason.MAX_TOOL_CALLS,
+        StopReason.PARSE_ERROR,
+    }
+)
+
+
+async def execute(request: RolloutRequest, runtime: Runtime) -> Completion:
+    """Run one attempt; whatever goes wrong with it becomes part of the completion.
+
+    Raises:
+        asyncio.CancelledError: The worker was told to stop it, because it is no longer wanted.
+    """
+    attempt = Attempt(request, runtime.worker_id, redactor=runtime.redactor)
+    with runtime.in_flight.entered(attempt), runtime.activity.counted(attempt):
+        try:
+            # What no boundary below has named is no reason to leave the rollout without an outcome.
+            with boundary(AgentError, "unexpected"):
+                await run_agent(attempt, runtime)
+                await score_trajectory(attempt)
+                return attempt.succeeded()
+        except RolloutError as error:
+            return attempt.failed(error)
+        except asyncio.CancelledError:
+            if not runtime.in_flight.is_handed_back(attempt):
+                raise
+            return attempt.failed(WorkerStopped("The worker was stopped before it was done."))
+
+
+async def run_agent(attempt: Attempt, runtime: Runtime) -> None:
+    """Let the agent work until it answers, or a budget or the wall clock ends it."""
+    request = attempt.request
+    with boundary(ContractError, "agent_setup"):
+        agent = runtime.agent_for(request)
+    attempt.calls = runtime.model_calls(attempt)
+    attempt.enter("generating")
+    try:
+        result = await run_within(
+            _run(agent, attempt), request.limits.timeout_s, label=request.label
+        )
+    except TimeoutError:
+        attempt.detach()
+        error = AgentTimeout(f"The agent was not done after {request.limits.timeout_s:g} s.")
+        _require_judge(agent, attempt, error)
+        _require_scored(attempt, error, StopReason.AGENT_TIMEOUT)
+        return
+    except ContextOverflow as error:
+        _require_judge(agent, attempt, error)
+        _require_scored(attempt, error, StopReason.CONTEXT_OVERFLOW)
+        return
+    _accept(attempt, result)
+
+
+async def score_trajectory(attempt: Attempt) -> None:
+    """Score what the agent did; a scorer that fails is tried again without the agent.
+
+    Raises:
+        RewardError: It failed every time.
+        ContractError: It gave something that is no reward.
+    """
+    request = attempt.request
+    if request.reward is None:
+        # Agents that judge themselves (coding, swe: by the task's tests) have left their verdict.
+        attempt.reward = _verdict(attempt.trajectory.final_reward)
+        return
+    attempt.enter("scoring")
+    scorer = Scorer(request.reward, request.reward_config, request.limits.reward_timeout_s)
+    try:
+        attempt.reward, attempt.reward_parts = await scorer.score(
+            attempt.trajectory, request.prompt
+        )
+    except RolloutError as error:
+        attempt.reward_parts = (scorer.failed(error.error_class),)
+        raise
+
+
+async def _run(agent: Any, attempt: Attempt) -> Any:
+    with boundary(AgentError), guard_exits(AgentError, "agent"):
+        try:
+            return await agent.run_trajectory(
+                prompt=attempt.request.prompt,
+                llm_generate_func=attempt.calls,
+                request_id=attempt.request.label,
+                trajectory=attempt.trajectory,
+            )
+        except SandboxFailure as error:
+            raise SandboxError(str(error)) from error
+        except AnswerShapeError as error:
+            raise ContractError(str(error), code="agent_result") from error
+
+
+def _accept(attempt: Attempt, result: Any) -> None:
+    if not isinstance(result, Trajectory):
+        raise ContractError(
+            f"Agent {attempt.request.agent} returned {type(result).__name__}, not a Trajectory.",
+            code="agent_result",
+        )
+    attempt.trajectory = result
+    if attempt.request.strict_tools:
+        _require_tools_worked(result)
+    attempt.stop_reason = stop_reason_of(result)
+    if attempt.stop_reason in _POLICY_LIMITS:
+        _require_scored(
+            attempt,
+            PolicyLimit(f"The trajectory ended by {attempt.stop_reason}."),
+            attempt.stop_reason,
+        )
+
+
+def _require_tools_worked(trajectory: Trajectory) -> None:
+    for name, count in trajectory.metadata.get("tools", {}).items():
+        if count["errors"]:
+            raise ToolError(f"{count['errors']} of {count['calls']} calls of {name} failed.")
+
+
+def _require_judge(agent: Any, attempt: Attempt, error: RolloutError) -> None:
+    """Fail a trajectory that was cut off before the agent, its only judge, came to its verdict."""
+    if attempt.request.reward is None and getattr(agent, "judges_itself", False):
+        raise error
+
+
+def _require_scored(attempt: Attempt, error: RolloutError, stop_reason: StopReason) -> None:
+    """Note why the trajectory ended, unless the run wants this end to fail."""
+    scored: tuple[ErrorClass, ...] = attempt.request.scored
+    if error.error_class not in scored:
+        raise error
+    attempt.stop_reason = stop_reason
+    attempt.trajectory.metadata["stop_reason"] = str(stop_reason)
+
+
+def _verdict(value: float | None) -> float | None:
+    """Return a verdict that can be stored.
+
+    Raises:
+        ContractError: It is no finite number.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        raise ContractError(f"The agent's own reward is {value!r}.", code="agent_reward")
+    return float(value)

@@ -1,0 +1,104 @@
+"""What this worker is executing right now.
+
+Written by the event loop, read by heartbeats, cancellation and shutdown. Must not: be touched from
+another thread, except through the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from uuid import UUID
+
+from pipeline.contract.messages import AttemptBeat
+from workers.process.attempt import Attempt
+
+#: How many finished attempts are remembered, to know a second delivery of one when it comes.
+_REMEMBERED = 10_000
+
+Key = tuple[UUID, int]
+
+
+class InFlight:
+    """The attempts of this process."""
+
+    def __init__(self) -> None:
+        self._running: dict[Key, tuple[Attempt, asyncio.Task[object]]] = {}
+        self._handed_back: set[Key] = set()
+        self._recent: set[Key] = set()
+        self._recent_order: deque[Key] = deque()
+        self._started_at: dict[Key, float] = {}
+        self.unannounced: set[Key] = set()
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def knows(self, key: Key) -> bool:
+        """Whether this attempt runs here, or did so recently: a second delivery is not run."""
+        return key in self._running or key in self._recent
+
+    @contextmanager
+    def entered(self, attempt: Attempt) -> Iterator[None]:
+        """Hold the attempt while the current task executes it."""
+        key = _key(attempt)
+        task = asyncio.current_task()
+        assert task is not None
+        self._running[key] = (attempt, task)
+        self._started_at[key] = asyncio.get_running_loop().time()
+        self.unannounced.add(key)
+        try:
+            yield
+        finally:
+            del self._running[key]
+            del self._started_at[key]
+            self.unannounced.discard(key)
+            self._remember(key)
+
+    def beats(self) -> tuple[AttemptBeat, ...]:
+        """Return all attempts as a heartbeat lists them; they count as announced."""
+        self.unannounced.clear()
+        return tuple(
+            AttemptBeat(
+                rollout_id=key[0], attempt_no=key[1], phase=attempt.phase, step=attempt.step
+            )
+            for key, (attempt, _) in self._running.items()
+        )
+
+    def oldest_unannounced_s(self) -> float:
+        """Return for how long an attempt has been running that no heartbeat has listed."""
+        if not self.unannounced:
+            return 0.0
+        now = asyncio.get_running_loop().time()
+        return now - min(self._started_at[key] for key in self.unannounced)
+
+    def stop(self, labels: frozenset[str]) -> int:
+        """Cancel attempts that are no longer wanted; return how many were here."""
+        found = [
+            task for attempt, task in self._running.values() if attempt.request.label in labels
+        ]
+        for task in found:
+            task.cancel()
+        return len(found)
+
+    def hand_back_all(self) -> int:
+        """Stop everything; each attempt ends with a `worker_stopped` completion."""
+        self._handed_back.update(self._running)
+        for _, task in self._running.values():
+            task.cancel()
+        return len(self._running)
+
+    def is_handed_back(self, attempt: Attempt) -> bool:
+        """Whether the attempt was cancelled because the worker stops."""
+        return _key(attempt) in self._handed_back
+
+    def _remember(self, key: Key) -> None:
+        self._recent.add(key)
+        self._recent_order.append(key)
+        if len(self._recent_order) > _REMEMBERED:
+            self._recent.discard(self._recent_order.popleft())
+
+
+def _key(attempt: Attempt) -> Key:
+    return attempt.request.rollout_id, attempt.request.attempt_no

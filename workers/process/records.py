@@ -1,0 +1,73 @@
+"""Library trajectories as wire records; the only file that knows both.
+
+Used by the attempt when it ends, well or not, and to score a stored one again. Must not: know the
+broker.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipeline.contract.rollout import StopReason
+from pipeline.contract.trajectory import TrajectoryRecord
+from workers.core.trajectory import StepType, Trajectory, TrajectoryStep
+from workers.process.model_calls import ModelCalls
+
+#: Kept on their own in the record, so not once more among the metadata.
+_OWN_FIELDS = frozenset({"tools", "system_prompt"})
+
+
+def record_of(trajectory: Trajectory, calls: ModelCalls | None) -> TrajectoryRecord:
+    """Return what an attempt did, also where the agent kept no trajectory."""
+    messages = trajectory.get_messages() if trajectory.steps else []
+    if not messages and calls is not None:
+        messages = calls.last_messages
+    data = trajectory.to_dict()
+    metadata: dict[str, Any] = {
+        key: value for key, value in data["metadata"].items() if key not in _OWN_FIELDS
+    }
+    return TrajectoryRecord(
+        messages=messages,
+        steps=data["steps"],
+        calls=calls.calls if calls is not None else [],
+        tools=data["metadata"].get("tools", {}),
+        metadata=metadata,
+    )
+
+
+def trajectory_of(record: TrajectoryRecord, request_id: str) -> Trajectory:
+    """Return the trajectory that a record was made of, as a scorer wants to see it."""
+    metadata = dict(record.metadata)
+    if record.tools:
+        metadata["tools"] = record.tools
+    messages = record.messages
+    if messages and messages[0].get("role") == "system":
+        metadata["system_prompt"] = messages[0].get("content")
+        messages = messages[1:]
+    steps = [TrajectoryStep.from_dict(step) for step in record.steps]
+    if not steps:
+        # The agent kept no trajectory of its own: the conversation is all there is.
+        steps = [_step_of(message) for message in messages]
+    return Trajectory(
+        request_id,
+        steps,
+        metadata,
+        is_completed=True,
+        total_tokens=sum(
+            (call.prompt_tokens or 0) + (call.completion_tokens or 0) for call in record.calls
+        ),
+    )
+
+
+def stop_reason_of(trajectory: Trajectory) -> StopReason:
+    """Return why a trajectory ended; an agent's own word that is not known is `answered`."""
+    try:
+        return StopReason(trajectory.metadata.get("stop_reason", StopReason.ANSWERED))
+    except ValueError:
+        return StopReason.ANSWERED
+
+
+def _step_of(message: dict[str, Any]) -> TrajectoryStep:
+    said = message.get("role") == "assistant"
+    kind = StepType.THOUGHT if said else StepType.OBSERVATION
+    return TrajectoryStep(kind, str(message.get("content") or ""), {"chat_message": message})

@@ -1,0 +1,181 @@
+"""The Celery tasks `rollout.run` and `rollout.rescore`, and the command that stops attempts.
+
+A task thread hands the attempt to the event loop and waits. What it returns is the one line that
+operators see in Flower, which shows what did not succeed as failed. The completion is on its way by
+then. Must not: decide anything about a rollout.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import orjson
+from celery import Celery
+from celery.worker.control import Panel
+
+from pipeline.contract.errors import ErrorClass, MalformedMessage
+from pipeline.contract.messages import (
+    TASK_RESCORE,
+    TASK_RUN,
+    AttemptBeat,
+    Completion,
+    ErrorRecord,
+    RescoreRequest,
+    RolloutRequest,
+    parse_message,
+)
+from pipeline.queue.payloads import PayloadStore
+from pipeline.queue.signing import CANCEL, REQUEST, Forged, Signer
+from workers.process.acknowledgements import is_left_to_another
+from workers.process.execution import execute
+from workers.process.loop import LoopThread
+from workers.process.outbox import Outbox
+from workers.process.rejected_messages import RefusedMessages
+from workers.process.rescoring import rescore
+from workers.process.runtime import Runtime
+from workers.process.task_events import ReportedRequest, end_as
+
+log = logging.getLogger(__name__)
+
+#: Characters of an error's message in Flower, which keeps many tasks in memory.
+_MAX_MESSAGE_CHARS = 300
+
+#: Nothing was run here: what another delivery of the same task comes to is told by that one.
+_LEFT = "left to another worker, which gets it again"
+_DUPLICATE = "duplicate delivery, not run again"
+
+
+def register_tasks(
+    app: Celery,
+    *,
+    runtime: Runtime,
+    loop: LoopThread,
+    outbox: Outbox,
+    payloads: PayloadStore,
+    signer: Signer,
+    refused: RefusedMessages,
+) -> None:
+    """Give the application its tasks, bound to this process."""
+
+    async def run_attempt(request: RolloutRequest) -> Completion | None:
+        if runtime.in_flight.knows((request.rollout_id, request.attempt_no)):
+            return None
+        completion = await execute(request, runtime)
+        outbox.put(completion)
+        return completion
+
+    @app.task(name=TASK_RUN, ignore_result=True, Request=ReportedRequest)
+    def run(message: str, signature: str = "") -> str:
+        if is_left_to_another():
+            return end_as(None, _LEFT)
+        try:
+            signer.check(message, signature, REQUEST)
+            request = parse_message(RolloutRequest, message)
+        except Forged as error:
+            # No outcome: it would be that of an attempt that somebody else is running.
+            log.error("A request was refused: %s", error)
+            refused.add("request", str(error), message)
+            return end_as("task-failed", f"forged request: {error}")
+        except MalformedMessage as error:
+            log.error("A request could not be decoded: %s", error)
+            refusal = _refusal(message, error, runtime.worker_id)
+            if refusal is not None:
+                outbox.put(refusal)
+            else:
+                refused.add("request", str(error), message)
+            return end_as("task-failed", f"malformed request: {error}")
+        future = loop.submit(run_attempt(request))
+        try:
+            completion = future.result()
+        except BaseException:
+            # Cancelled by name (fenced), or the pool is being torn down.
+            if future.cancelled():
+                return end_as("task-revoked", "stopped: no longer wanted")
+            raise
+        return end_as(None, _DUPLICATE) if completion is None else describe(completion)
+
+    async def score_again(request: RescoreRequest) -> Completion:
+        completion = await rescore(request, payloads, runtime.worker_id, redactor=runtime.redactor)
+        outbox.put(completion)
+        return completion
+
+    @app.task(name=TASK_RESCORE, ignore_result=True, Request=ReportedRequest)
+    def run_rescore(message: str, signature: str = "") -> str:
+        if is_left_to_another():
+            return end_as(None, _LEFT)
+        try:
+            signer.check(message, signature, REQUEST)
+            request = parse_message(RescoreRequest, message)
+        except MalformedMessage as error:
+            log.error("A request to score again was refused: %s", error)
+            refused.add("request", str(error), message)
+            return end_as("task-failed", f"malformed request: {error}")
+        return describe(loop.submit(score_again(request)).result())
+
+    def cancel_attempts(_: Any, labels: list[str], signature: str = "") -> dict[str, Any]:
+        try:
+            signer.check("\n".join(labels), signature, CANCEL)
+        except Forged as error:
+            log.error("A command to stop attempts was refused: %s", error)
+            return {"error": str(error)}
+        wanted = frozenset(labels)
+        return {"stopped": loop.call(lambda: runtime.in_flight.stop(wanted), timeout_s=5)}
+
+    Panel.data["cancel_attempts"] = cancel_attempts
+
+
+def describe(completion: Completion) -> str:
+    """Return the line that operators see of the running task, which an error makes a failed one."""
+    tokens = completion.prompt_tokens + completion.completion_tokens
+    if (error := completion.error) is not None:
+        is_handed_back = error.error_class is ErrorClass.WORKER_STOPPED
+        return end_as(
+            "task-retried" if is_handed_back else "task-failed",
+            f"{error.error_class} code={error.code} tokens={tokens}: "
+            f"{error.message[:_MAX_MESSAGE_CHARS]}",
+        )
+    if completion.purpose == "rescore":
+        return f"reward={completion.reward:g}"
+    reward = "none" if completion.reward is None else f"{completion.reward:g}"
+    return (
+        f"reward={reward} turns={completion.n_turns} tokens={tokens} stop={completion.stop_reason}"
+    )
+
+
+def reserved_beats(requests: Any) -> tuple[AttemptBeat, ...]:
+    """Return what Celery has taken from the broker and not started, for the heartbeat."""
+    beats: list[AttemptBeat] = []
+    for reserved in list(requests):
+        if getattr(reserved, "name", TASK_RUN) != TASK_RUN:
+            continue
+        try:
+            data = orjson.loads(orjson.loads(reserved.body)[0][0])
+            beats.append(
+                AttemptBeat(
+                    rollout_id=data["rollout_id"], attempt_no=data["attempt_no"], phase="reserved"
+                )
+            )
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError):
+            continue
+    return tuple(beats)
+
+
+def _refusal(message: str, error: MalformedMessage, worker_id: str) -> Completion | None:
+    """Return the completion of a request that is wrong but says whose it is."""
+    try:
+        data = orjson.loads(message)
+        return Completion(
+            run_id=data["run_id"],
+            group_id=data["group_id"],
+            rollout_id=data["rollout_id"],
+            attempt_no=data["attempt_no"],
+            label=data["label"],
+            worker_id=worker_id,
+            outcome="failed",
+            error=ErrorRecord(
+                error_class=ErrorClass.CONTRACT, code="malformed_request", message=str(error)
+            ),
+        )
+    except (ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,185 @@
+"""The worker process: Celery's thread pool in front, one event loop behind it.
+
+Started by `rollout worker`. SIGTERM drains: no new requests, what runs may finish for `drain_s`,
+the rest is handed back and costs no attempt. Holds no database credentials.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Callable
+from typing import Any, cast
+
+from celery import Celery, signals
+from celery.worker import state as celery_state
+
+from pipeline.limits.pool import LimiterPool, open_pool
+from pipeline.queue.broker import Broker, broker_of
+from pipeline.queue.celery_app import make_celery_app
+from pipeline.queue.completions import OutcomePublisher
+from pipeline.queue.payloads import open_payloads
+from pipeline.redaction import Redactor, redact_logs
+from pipeline.service import process_id
+from pipeline.settings import Settings
+from workers.llm.connections import close_connections
+from workers.process.acknowledgements import LastAcknowledgements
+from workers.process.endpoints import announced_endpoints
+from workers.process.heartbeats import Heartbeats, HeartbeatTimes
+from workers.process.loop import LoopThread
+from workers.process.outbox import Outbox
+from workers.process.plugins import load_plugins
+from workers.process.rejected_messages import RefusedMessages
+from workers.process.runtime import Runtime
+from workers.process.task_events import BatchedTaskEvents
+from workers.process.tasks import register_tasks, reserved_beats
+from workers.rewards.reward_processes import close_reward_processes
+from workers.sandbox.backends import set_default_kind
+
+log = logging.getLogger(__name__)
+
+#: Time to give the broker the last completions, after the last attempt has ended.
+_FLUSH_S = 20.0
+_CLOSE_S = 5.0
+
+
+def run_worker(settings: Settings, *, ready: Callable[[str], None] = lambda _: None) -> int:
+    """Run a worker until it is told to stop; return its exit code.
+
+    Args:
+        settings: Concurrency, queues, plug-ins, model endpoint, drain time.
+        ready: Called with the worker's name when it takes requests.
+
+    Raises:
+        ConfigError: A plug-in cannot be loaded, or the broker's URL cannot be used.
+    """
+    _quiet_libraries(settings.log_level)
+    redactor = Redactor.of(settings, os.environ)
+    redact_logs(redactor)
+    load_plugins(settings.worker.plugins)
+    set_default_kind(settings.worker.sandbox)
+    broker = broker_of(settings)
+    worker_id = process_id("worker")
+    loop = LoopThread()
+    limits = loop.submit(_open_limits(settings, worker_id)).result()
+    runtime = Runtime(settings, worker_id, limits=limits, redactor=redactor)
+    outbox = _open_outbox(broker, settings)
+    refused = RefusedMessages()
+    heartbeats = Heartbeats(
+        OutcomePublisher(broker),
+        loop,
+        runtime.in_flight,
+        waiting=lambda: (*reserved_beats(celery_state.reserved_requests), *outbox.beats()),
+        activity=runtime.activity.snapshot,
+        refused=refused,
+        worker_id=worker_id,
+        capacity=settings.worker.concurrency,
+        queues=settings.worker.queues,
+        base_urls=announced_endpoints(settings),
+        times=HeartbeatTimes(settings.lease.heartbeat_s, settings.worker.announce_s),
+    )
+    app = make_celery_app(broker, queues=settings.worker.queues, lease_s=settings.lease.lease_s)
+    steps = cast(Any, app.steps)["consumer"]
+    steps.update((BatchedTaskEvents, LastAcknowledgements))
+    payloads = open_payloads(settings)
+    register_tasks(
+        app,
+        runtime=runtime,
+        loop=loop,
+        outbox=outbox,
+        payloads=payloads,
+        signer=broker.signer,
+        refused=refused,
+    )
+    outbox.start()
+    heartbeats.start()
+    _drain_on_stop(loop, runtime, heartbeats, drain_s=settings.worker.drain_s)
+    _announce_readiness(worker_id, ready)
+    try:
+        return _consume(app, worker_id, settings)
+    finally:
+        outbox.close(timeout_s=_FLUSH_S)
+        heartbeats.close()
+        _let_go(loop, limits)
+        loop.stop()
+
+
+def _consume(app: Celery, worker_id: str, settings: Settings) -> int:
+    worker: Any = app.Worker(
+        hostname=worker_id,
+        pool="threads",
+        concurrency=settings.worker.concurrency,
+        loglevel=settings.log_level,
+        task_events=True,
+        without_mingle=True,
+        without_gossip=True,
+        quiet=True,
+    )
+    worker.start()
+    return int(worker.exitcode or 0)
+
+
+async def _open_limits(settings: Settings, worker_id: str) -> LimiterPool:
+    return await open_pool(
+        settings.limits_redis_url, prefix=settings.limits_prefix, process=worker_id
+    )
+
+
+def _let_go(loop: LoopThread, limits: LimiterPool) -> None:
+    """Close what the loop holds open; a server that is gone must not hold up the exit."""
+
+    async def close() -> None:
+        async with asyncio.timeout(_CLOSE_S):
+            await limits.close()
+            await close_connections()
+            await close_reward_processes()
+
+    try:
+        loop.submit(close()).result(_CLOSE_S + 1)
+    except Exception as error:
+        log.warning("Connections could not be closed in order: %r", error)
+
+
+def _open_outbox(broker: Broker, settings: Settings) -> Outbox:
+    by_reference = settings.payloads.mode == "object" or broker.kind == "sqs"
+    return Outbox(
+        OutcomePublisher(broker),
+        open_payloads(settings),
+        inline_max_bytes=-1 if by_reference else settings.payloads.inline_max_bytes,
+        spool=settings.data_dir / "spool",
+    )
+
+
+def _drain_on_stop(
+    loop: LoopThread, runtime: Runtime, heartbeats: Heartbeats, *, drain_s: float
+) -> None:
+    def hand_back() -> None:
+        count = loop.call(runtime.in_flight.hand_back_all, timeout_s=5)
+        if count:
+            log.warning("%d attempts were not done within %g s: handed back.", count, drain_s)
+
+    def on_stop(**_: Any) -> None:
+        heartbeats.stopping = True
+        timer = threading.Timer(drain_s, hand_back)
+        timer.daemon = True
+        timer.start()
+
+    signals.worker_shutting_down.connect(on_stop, weak=False)
+
+
+def _quiet_libraries(log_level: str) -> None:
+    """Leave out the lines that Celery and the HTTP client write about every single rollout."""
+    if log_level == "DEBUG":
+        return
+    for name in ("celery.worker.strategy", "celery.app.trace", "httpx", "httpx2"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def _announce_readiness(worker_id: str, ready: Callable[[str], None]) -> None:
+    def on_ready(**_: Any) -> None:
+        log.info("worker %s takes requests.", worker_id)
+        ready(worker_id)
+
+    signals.worker_ready.connect(on_ready, weak=False)

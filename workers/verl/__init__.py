@@ -1,0 +1,1 @@
+"""What trainers of the verl family hand in and take back."""
