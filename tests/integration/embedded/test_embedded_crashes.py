@@ -55,7 +55,7 @@ def test_a_killed_postgres_starts_again_while_a_client_still_holds_on(services):
     url = services.start_postgres()
     with contextlib.closing(psycopg.connect(url.replace("+psycopg", ""))) as client:
         client.execute("CREATE TEMP TABLE t AS SELECT 1")
-        os.kill(pid_of(services, "postgres"), signal.SIGKILL)
+        kill_and_wait(pid_of(services, "postgres"))
         assert query(services.start_postgres(), "SELECT 1") == [(1,)]
 
 
