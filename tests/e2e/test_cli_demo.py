@@ -64,7 +64,8 @@ def test_an_interrupted_demo_leaves_nothing(demo, folder, number):
 def test_a_demo_whose_worker_dies_fails_and_leaves_nothing(demo, folder):
     running = demo.start("demo", "--prompts", "2000", "--json")
     wait_until(lambda: "Enqueued" in running.err, 60, seen=lambda: running.err)
-    (worker,) = [each for each in processes_of(folder) if "-m rollout " in each and " worker " in each]
+    ours = [line for line in processes_of(folder) if "-m rollout " in line]
+    (worker,) = [line for line in ours if " worker " in line]
     os.kill(int(worker.partition(":")[0]), signal.SIGKILL)
     done = running.end()
     assert (done.code, done.document["error"]["code"]) == (6, "E220")
