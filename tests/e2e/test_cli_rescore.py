@@ -62,7 +62,7 @@ def test_a_run_with_plug_ins_is_rescored_without_any_worker_of_its_own(scored, f
     assert means["half"] == status["reward"]["mean"] == 0.5, "its own reward stays what it was"
     for command in (("status", "sums"), ("show", "rollout", "sums-g000000-r0")):
         assert "length.is_short" in scored(*command).out
-    assert not [line for line in processes_of(folder) if "rollout" in line]
+    assert not [line for line in processes_of(folder) if "-m rollout " in line]
 
 
 def test_an_unknown_reward_is_refused_before_anything_is_asked(scored):
@@ -97,7 +97,7 @@ def test_an_interrupted_rescore_leaves_no_process_and_says_how_to_go_on(scored, 
     assert done.code == 130
     assert "0 of 6 trajectories were scored" in done.err
     assert "rollout rescore sums --reward endless" in done.err
-    assert not [line for line in processes_of(folder) if "rollout" in line]
+    assert not [line for line in processes_of(folder) if "-m rollout " in line]
 
 
 def test_workers_that_read_the_queue_of_the_run_score_it(scored):

@@ -19,7 +19,7 @@ REACT = ("--agent", "react", "--tools", "calculator", "--reward", "numeric")
 
 
 def rollout_processes(folder: Path) -> list[str]:
-    return [line for line in processes_of(folder) if "rollout" in line]
+    return [line for line in processes_of(folder) if "-m rollout " in line]
 
 
 def wait_under_way(rollout: CommandLine, running: Running, run: str, n: int = 3) -> None:
