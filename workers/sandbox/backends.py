@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args
 
 from workers.sandbox.base import Sandbox, SandboxFailure, SandboxLimits
 from workers.sandbox.bubblewrap import BubblewrapSandbox
-from workers.sandbox.local import LocalSandbox, find_obstacle
+from workers.sandbox.local import ConfinedSandbox, LocalSandbox, find_obstacle
 from workers.sandbox.namespaces import NamespacesSandbox
 from workers.sandbox.process import ProcessSandbox
 
@@ -27,7 +27,7 @@ SandboxKind = LocalKind | Literal["docker", "k8s"]
 KINDS = (*get_args(LocalKind), "docker", "k8s")
 
 #: The kinds that confine, best first, with the program that each needs.
-_CONFINING: dict[str, tuple[type[BubblewrapSandbox] | type[NamespacesSandbox], str]] = {
+_CONFINING: dict[str, tuple[type[ConfinedSandbox], str]] = {
     "bubblewrap": (BubblewrapSandbox, "bwrap"),
     "namespaces": (NamespacesSandbox, "unshare"),
 }

@@ -12,71 +12,20 @@ import functools
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from workers.sandbox import reaper
-from workers.sandbox.base import Command, SandboxFailure, SandboxLimits
-from workers.sandbox.file_view import (
-    ETC_MOUNTED,
-    TMP_BYTES,
-    FileView,
-    make_file_view,
-    python_path,
-)
-from workers.sandbox.local import LocalSandbox, check_report
+from workers.sandbox.file_view import ETC_MOUNTED, TMP_BYTES, FileView
+from workers.sandbox.local import ConfinedSandbox
 from workers.sandbox.sandbox_user import SandboxUser
-from workers.sandbox.shell import clean_environment, limited_command
-from workers.sandbox.subprocesses import ChildSpec, FinishedProcess, kill_group
 
 
-class BubblewrapSandbox(LocalSandbox):
-    """Runs each command in fresh namespaces around one writable directory.
+class BubblewrapSandbox(ConfinedSandbox):
+    """Runs each command in namespaces that bubblewrap makes."""
 
-    /tmp is private to the sandbox and lasts as long as it; where a directory of the interpreter or
-    the root itself lies below /tmp, it is fresh for each command instead.
-
-    Args:
-        root: The writable directory, seen inside under the same path; None makes one that is
-            removed on close.
-        limits: What a command may use.
-        readable: Further paths that commands may read.
-    """
-
-    def __init__(
-        self, root: str | os.PathLike[str] | None, limits: SandboxLimits, readable: Sequence[str]
-    ) -> None:
-        super().__init__(root, limits)
-        try:
-            view = make_file_view(self.workspace, readable)
-        except OSError as error:
-            self.workspace.close()
-            raise SandboxFailure(f"The sandbox would not start: {error}") from error
-        self.prefix = _namespaces(view, self.workspace.root) + _identity(self.workspace.user)
-
-    def child_of(
-        self,
-        command: Command,
-        cwd: str | None,
-        stdin: bytes | None,
-        env: Mapping[str, str] | None,
-    ) -> ChildSpec:
-        """Return bubblewrap with the command inside."""
-        inner = limited_command(command, self.limits, cwd=os.path.join(self.root, cwd or "."))
-        clean = clean_environment(home="/tmp", search_path=python_path(), extra=env)
-        return ChildSpec(
-            argv=[*self.prefix, *inner],
-            # The mark is for the reaper alone: bubblewrap takes it out of the command's own.
-            env=clean | {reaper.MARK: reaper.mark()},
-            cwd="/",
-            stdin=stdin,
-            kill=kill_group,
-            has_status=True,
-        )
-
-    def check_end(self, finished: FinishedProcess) -> None:
-        """Raise `SandboxFailure` if bubblewrap did not report the command's end."""
-        check_report(finished, "bwrap")
+    def namespaces(self, view: FileView) -> list[str]:
+        """Return bubblewrap with its options."""
+        return _namespaces(view, self.workspace.root) + _identity(self.workspace.user)
 
 
 def _namespaces(view: FileView, root: Path) -> list[str]:

@@ -10,8 +10,9 @@ import asyncio
 import os
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
+from workers.sandbox import reaper
 from workers.sandbox.base import (
     ClosingSandbox,
     Command,
@@ -19,7 +20,15 @@ from workers.sandbox.base import (
     SandboxFailure,
     SandboxLimits,
 )
-from workers.sandbox.subprocesses import ChildSpec, FinishedProcess, as_result, run_child
+from workers.sandbox.file_view import FileView, make_file_view, python_path
+from workers.sandbox.shell import clean_environment, limited_command
+from workers.sandbox.subprocesses import (
+    ChildSpec,
+    FinishedProcess,
+    as_result,
+    kill_group,
+    run_child,
+)
 from workers.sandbox.workspace import Workspace
 
 #: Longest wait for the first, trivial command of a kind of sandbox.
@@ -99,16 +108,67 @@ class LocalSandbox(ClosingSandbox):
         await asyncio.to_thread(self.workspace.close)
 
 
-def check_report(finished: FinishedProcess, program: str) -> None:
-    """Raise `SandboxFailure` unless the child reported the command's end on its status pipe.
+class ConfinedSandbox(LocalSandbox):
+    """Runs each command in fresh namespaces around one writable directory.
 
-    An end without that report is a failure of the program that made the namespaces, or somebody
-    killed it; a timeout is neither.
+    /tmp is private to the sandbox and lasts as long as it; where a directory of the interpreter or
+    the root itself lies below /tmp, it is fresh for each command instead.
+
+    Args:
+        root: The writable directory, seen inside under the same path; None makes one that is
+            removed on close.
+        limits: What a command may use.
+        readable: Further paths that commands may read.
     """
-    was_killed = finished.timed_out or finished.out_of_memory
-    if not was_killed and '"exit-code"' not in finished.status:
-        reason = finished.stderr.strip()[-500:] or f"{program} ended with {finished.returncode}"
-        raise SandboxFailure(f"The sandbox would not start or died: {reason}")
+
+    def __init__(
+        self, root: str | os.PathLike[str] | None, limits: SandboxLimits, readable: Sequence[str]
+    ) -> None:
+        super().__init__(root, limits)
+        try:
+            self.prefix = self.namespaces(make_file_view(self.workspace, readable))
+        except OSError as error:
+            self.workspace.close()
+            raise SandboxFailure(f"The sandbox would not start: {error}") from error
+
+    def namespaces(self, view: FileView) -> list[str]:
+        """Return the words that make the namespaces; a command follows them.
+
+        The program reports the command's end as `"exit-code"` on the status pipe.
+        """
+        raise NotImplementedError
+
+    def child_of(
+        self,
+        command: Command,
+        cwd: str | None,
+        stdin: bytes | None,
+        env: Mapping[str, str] | None,
+    ) -> ChildSpec:
+        """Return the program that makes the namespaces, with the command inside."""
+        inner = limited_command(command, self.limits, cwd=os.path.join(self.root, cwd or "."))
+        clean = clean_environment(home="/tmp", search_path=python_path(), extra=env)
+        return ChildSpec(
+            argv=[*self.prefix, *inner],
+            # The mark is for the reaper alone: the program takes it out of the command's own.
+            env=clean | {reaper.MARK: reaper.mark()},
+            cwd="/",
+            stdin=stdin,
+            kill=kill_group,
+            has_status=True,
+        )
+
+    def check_end(self, finished: FinishedProcess) -> None:
+        """Raise `SandboxFailure` unless the command's end was reported.
+
+        An end without a report is a failure of the program that made the namespaces, or somebody
+        killed it; a timeout is neither.
+        """
+        was_killed = finished.timed_out or finished.out_of_memory
+        if not was_killed and '"exit-code"' not in finished.status:
+            program = os.path.basename(self.prefix[0])
+            reason = finished.stderr.strip()[-500:] or f"{program} ended with {finished.returncode}"
+            raise SandboxFailure(f"The sandbox would not start or died: {reason}")
 
 
 def find_obstacle(open_in: Callable[[str], LocalSandbox]) -> str:

@@ -11,23 +11,15 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from workers.sandbox import reaper
-from workers.sandbox.base import Command, SandboxFailure, SandboxLimits
-from workers.sandbox.file_view import (
-    ETC_MOUNTED,
-    TMP_BYTES,
-    FileView,
-    make_file_view,
-    python_path,
-)
-from workers.sandbox.local import LocalSandbox, check_report
+from workers.sandbox.file_view import ETC_MOUNTED, TMP_BYTES, FileView
+from workers.sandbox.local import ConfinedSandbox
 from workers.sandbox.sandbox_user import SandboxUser
-from workers.sandbox.shell import clean_environment, find_shell, is_within, limited_command
-from workers.sandbox.subprocesses import ChildSpec, FinishedProcess, kill_group
+from workers.sandbox.shell import find_shell, is_within
 
 _NAMESPACES = ("--mount", "--pid", "--fork", "--kill-child", "--ipc", "--uts", "--net")
 _DEVICES = ("null", "zero", "full", "random", "urandom")
@@ -63,55 +55,10 @@ _LOOPBACK_UP = (
 )
 
 
-class NamespacesSandbox(LocalSandbox):
-    """Runs each command in fresh namespaces around one writable directory.
+class NamespacesSandbox(ConfinedSandbox):
+    """Runs each command in namespaces that `unshare` makes."""
 
-    /tmp is private to the sandbox and lasts as long as it; where a directory of the interpreter or
-    the root itself lies below /tmp, it is fresh for each command instead.
-
-    Args:
-        root: The writable directory, seen inside under the same path; None makes one that is
-            removed on close.
-        limits: What a command may use.
-        readable: Further paths that commands may read.
-    """
-
-    def __init__(
-        self, root: str | os.PathLike[str] | None, limits: SandboxLimits, readable: Sequence[str]
-    ) -> None:
-        super().__init__(root, limits)
-        try:
-            view = make_file_view(self.workspace, readable)
-            self._prefix = self._prepare(view)
-        except OSError as error:
-            self.workspace.close()
-            raise SandboxFailure(f"The sandbox would not start: {error}") from error
-
-    def child_of(
-        self,
-        command: Command,
-        cwd: str | None,
-        stdin: bytes | None,
-        env: Mapping[str, str] | None,
-    ) -> ChildSpec:
-        """Return `unshare` with the command inside."""
-        inner = limited_command(command, self.limits, cwd=os.path.join(self.root, cwd or "."))
-        clean = clean_environment(home="/tmp", search_path=python_path(), extra=env)
-        return ChildSpec(
-            argv=[*self._prefix, *inner],
-            # The mark is for the reaper alone: the first process takes it out of the command's.
-            env=clean | {reaper.MARK: reaper.mark()},
-            cwd="/",
-            stdin=stdin,
-            kill=kill_group,
-            has_status=True,
-        )
-
-    def check_end(self, finished: FinishedProcess) -> None:
-        """Raise `SandboxFailure` if the first process did not report the command's end."""
-        check_report(finished, "unshare")
-
-    def _prepare(self, view: FileView) -> list[str]:
+    def namespaces(self, view: FileView) -> list[str]:
         """Write the table of mounts and return the words before each command."""
         top = self.workspace.base / "top"
         mounts = _mounts(view, self.workspace.root)
@@ -232,8 +179,12 @@ def _unescaped(path: str) -> str:
     return path.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")
 
 
+def _find_ip() -> str | None:
+    return shutil.which("ip", path="/usr/sbin:/usr/bin:/sbin:/bin")
+
+
 def _loopback_command() -> str:
-    if shutil.which("ip", path="/usr/sbin:/usr/bin:/sbin:/bin"):
+    if _find_ip():
         return "ip link set lo up"
     return f'{os.path.realpath(sys.executable)} -I -S -c "{_LOOPBACK_UP}"'
 

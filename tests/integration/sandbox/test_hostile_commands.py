@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fixtures.sandboxes import Marked
+from fixtures.sandboxes import Marked, require_kind
 
-from workers.sandbox import file_view
+from workers.sandbox import file_view, namespaces
 from workers.sandbox.backends import SandboxKind, open_sandbox
 from workers.sandbox.base import Sandbox
 from workers.sandbox.process import ProcessSandbox
@@ -271,6 +271,25 @@ async def test_network_cannot_be_reached(confined: Sandbox, web_server: int) -> 
     outside = "import socket; socket.create_connection(('192.0.2.1', 80), 3)"
     result = await confined.run(["python3", "-c", outside])
     assert "unreachable" in result.stderr
+
+
+LOOPBACK = """
+import socket
+server = socket.create_server(("127.0.0.1", 0))
+socket.create_connection(server.getsockname(), 3)
+print("connected")
+"""
+
+
+async def test_loopback_inside_works(confined: Sandbox) -> None:
+    assert (await confined.run(["python3", "-c", LOOPBACK])).stdout == "connected\n"
+
+
+async def test_loopback_works_without_the_program_ip(monkeypatch: pytest.MonkeyPatch) -> None:
+    require_kind("namespaces")
+    monkeypatch.setattr(namespaces, "_find_ip", lambda: None)
+    async with await open_sandbox("namespaces") as opened:
+        assert (await opened.run(["python3", "-c", LOOPBACK])).stdout == "connected\n"
 
 
 async def test_command_has_no_privileges(confined: Sandbox) -> None:
