@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from fixtures.command_line import CommandLine, Running, processes_of, questions
+from fixtures.command_line import CommandLine, Running, outcome_of, processes_of, questions
 from fixtures.listeners import tcp_listeners
 from fixtures.waiting import wait_until
 from sqlalchemy import Engine, text
@@ -55,7 +55,7 @@ def test_a_run_ends_with_its_status_and_its_processes(bare_rollout, folder, offl
         "stderr": 0.0,
         "prompts": 8,
     }
-    assert shown == bare_rollout.json("status", "sums")
+    assert outcome_of(shown) == outcome_of(bare_rollout.json("status", "sums"))
     assert rollout_processes(folder) == []
     _same_again_adds_nothing(bare_rollout, ran)
     _servers_stay_until_down(bare_rollout, folder)
