@@ -60,7 +60,7 @@ def enqueue(
     Raises:
         InputError: The slug cannot name a run, or a prompt cannot be read. Chunks before it are
             enqueued, and enqueueing again goes on from there; without any there is no run.
-        Refused: The run exists and asks for something else, or a row has changed.
+        NotAllowed: The run exists and asks for something else, or a row has changed.
     """
     try:
         check_slug(run)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pipeline.contract.base_urls import may_call, urls_of
-from pipeline.contract.errors import NotFound, Refused
+from pipeline.contract.errors import NotAllowed, NotFound
 
 if TYPE_CHECKING:
     from pipeline.contract.run import RunConfig
@@ -40,14 +40,14 @@ def require_allowed_endpoint(deployment: Deployment, config: RunConfig) -> None:
     """Check that no worker on the run's queue would refuse the run's endpoints.
 
     Raises:
-        Refused: One reports that it may not call them; every rollout that it took would fail.
+        NotAllowed: One reports that it may not call them; every rollout that it took would fail.
     """
     refusing = _refusing(deployment, config)
     if not refusing:
         return
     process, url = refusing[0]
     known = ", ".join(process.base_urls) or "none"
-    raise Refused(
+    raise NotAllowed(
         f"{len(refusing)} of the workers on queue {config.queue} may not call {url}.",
         why=f"{process.process_id} may call those on loopback, and: {known}.",
         remedy="Set OPENAI_BASE_URL or ROLLOUT_WORKER__ALLOWED_BASE_URLS for these workers and "

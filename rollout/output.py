@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
-from pipeline.contract.errors import Refused
+from pipeline.contract.errors import NotAllowed
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -106,12 +106,12 @@ def confirm(question: str, *, yes: bool) -> None:
     """Ask before something that cannot be taken back.
 
     Raises:
-        Refused: Nobody is there to answer, or the answer is no.
+        NotAllowed: Nobody is there to answer, or the answer is no.
     """
     if yes:
         return
     if not sys.stdin.isatty():
-        raise Refused(
+        raise NotAllowed(
             f"{question} There is nobody to ask: this is not a terminal.",
             remedy="Repeat the command with --yes.",
             code=E_MUST_ASK,
@@ -119,7 +119,7 @@ def confirm(question: str, *, yes: bool) -> None:
     sys.stderr.write(f"{question} [y/N] ")
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise Refused("Nothing was changed.", code=E_MUST_ASK)
+        raise NotAllowed("Nothing was changed.", code=E_MUST_ASK)
 
 
 def _writes_unicode(stream: TextIO) -> bool:

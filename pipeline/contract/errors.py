@@ -8,7 +8,7 @@
     ├── QueueUnavailable          the broker does not answer                    exit 6
     ├── ServiceUnavailable        another service does not answer or start      exit 6
     ├── SchemaOutdated            the database is not migrated                  exit 3
-    ├── Refused                   allowed by no rule; nothing was changed       exit 7
+    ├── NotAllowed                not allowed in the current state              exit 7
     ├── WaitTimeout               gave up waiting, and says on what             exit 5
     ├── MalformedMessage          a message that cannot be decoded
     ├── StaleCompletion           a completion for a rollout already decided
@@ -87,8 +87,8 @@ class NotFound(PipelineError):
     exit_code = 2
 
 
-class Refused(PipelineError):
-    """Allowed by no rule; nothing was changed."""
+class NotAllowed(PipelineError):
+    """Not allowed in the current state. Nothing was changed."""
 
     code = "E130"
     exit_code = 7

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.contract.errors import Refused
+from pipeline.contract.errors import NotAllowed
 
 POLL_S = 0.01
 LOG_BYTES = 16 * 2**20
@@ -131,7 +131,7 @@ def stop_process(pid: int, identity: Identity, ladder: StopLadder) -> None:
     """Stop the server `pid` and wait until it is gone; does nothing if the pid is another's.
 
     Raises:
-        Refused: The server belongs to another user, or outlived every signal of the ladder.
+        NotAllowed: The server belongs to another user, or outlived every signal of the ladder.
     """
     with _handle(pid) as handle:
         # Checked after the handle is open: from here on the number cannot come to mean another.
@@ -143,13 +143,13 @@ def stop_process(pid: int, identity: Identity, ladder: StopLadder) -> None:
             except ProcessLookupError:
                 return
             except PermissionError as error:
-                raise Refused(
+                raise NotAllowed(
                     f"{identity.programs[0]} (pid {pid}) belongs to another user.",
                     remedy="Stop it as the user that started it.",
                 ) from error
             if handle.wait_gone(wait_s):
                 return
-    raise Refused(
+    raise NotAllowed(
         f"{identity.programs[0]} (pid {pid}) does not stop.", why="It outlived every signal."
     )
 

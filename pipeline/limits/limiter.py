@@ -12,7 +12,7 @@ import math
 import random
 from contextlib import suppress
 
-from pipeline.contract.errors import InputError, Refused, WaitTimeout
+from pipeline.contract.errors import InputError, NotAllowed, WaitTimeout
 from pipeline.limits.clock_offset import ClockOffset
 from pipeline.limits.in_force import LimitsInForce
 from pipeline.limits.lease import Account, Lease
@@ -103,7 +103,7 @@ class Limiter:
         Raises:
             WaitTimeout: the caller's own timeout passed; it says what the call waited for.
             InputError: a weight or an estimate that means nothing.
-            Refused: the limiter was closed.
+            NotAllowed: the limiter was closed.
         """
         self._check(weight, estimated_tokens)
         lease = self.acquire_at_once(run=run, estimated_tokens=estimated_tokens)
@@ -169,7 +169,9 @@ class Limiter:
         for line in self._lines.values():
             for waiter in line.waiters:
                 if not waiter.future.done():
-                    waiter.future.set_exception(Refused(f"The limiter of {self.name} was closed."))
+                    waiter.future.set_exception(
+                        NotAllowed(f"The limiter of {self.name} was closed.")
+                    )
             line.waiters.clear()
         if self._last is not None:
             with suppress(LedgerUnavailable):
@@ -177,7 +179,7 @@ class Limiter:
 
     def _check(self, weight: float, estimated_tokens: int) -> None:
         if self._is_closed:
-            raise Refused(f"The limiter of {self.name} was closed.")
+            raise NotAllowed(f"The limiter of {self.name} was closed.")
         if not (math.isfinite(weight) and weight > 0) or estimated_tokens < 0:
             raise InputError(
                 "A call needs a weight above 0 and an estimate of at least 0 tokens.",

@@ -14,7 +14,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
-from pipeline.contract.errors import Refused
+from pipeline.contract.errors import NotAllowed
 from pipeline.contract.rollout import RolloutState, RunState
 from pipeline.store.engine import READY_CHANNEL, WORK_CHANNEL, notify
 from pipeline.store.groups import add_to_counters, close_groups
@@ -132,7 +132,7 @@ def pause_run(connection: Connection, run: Run, *, reason: str | None = None) ->
     """Stop handing out rollouts of a run; say whether it was active.
 
     Raises:
-        Refused: It is cancelled.
+        NotAllowed: It is cancelled.
     """
     current = _locked(connection, run)
     if current.state is RunState.PAUSED:
@@ -146,7 +146,7 @@ def continue_run(connection: Connection, run: Run) -> bool:
     """Hand out rollouts of a paused run again; say whether it was paused.
 
     Raises:
-        Refused: It is cancelled.
+        NotAllowed: It is cancelled.
     """
     current = _locked(connection, run)
     if current.state is RunState.ACTIVE:
@@ -210,7 +210,7 @@ def _deltas(
 
 def _refuse_cancelled(run: Run) -> None:
     if run.state is RunState.CANCELLED:
-        raise Refused(
+        raise NotAllowed(
             f"Run {run.slug} is cancelled.",
             remedy=f"Take it up again with: rollout retry {run.slug} --cancelled",
         )

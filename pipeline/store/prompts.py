@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 from sqlalchemy import Connection, text
 
-from pipeline.contract.errors import InputError, Refused
+from pipeline.contract.errors import InputError, NotAllowed
 from pipeline.contract.rollout import group_id_of, prompt_id_of, rollout_id_of
 from pipeline.store.engine import WORK_CHANNEL, notify
 from pipeline.store.runs import Run
@@ -86,7 +86,7 @@ def add_prompts(
 
     Raises:
         InputError: A row number occurs twice among the rows.
-        Refused: A row is there already with another payload; nothing of the chunk is added.
+        NotAllowed: A row is there already with another payload; nothing of the chunk is added.
     """
     if not rows:
         return 0
@@ -105,7 +105,7 @@ def add_prompts(
     }
     changed = connection.execute(text(_CHANGED), place).scalars().all()
     if changed:
-        raise Refused(
+        raise NotAllowed(
             f"Row {changed[0]} of dataset {source.dataset} is not what run {run.slug} has for it.",
             why="The dataset was changed after it was enqueued.",
             remedy="Enqueue it under another run, or under another dataset name or epoch.",

@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import Connection, text
 
-from pipeline.contract.errors import Refused
+from pipeline.contract.errors import NotAllowed
 from pipeline.contract.rollout import RunState, run_id_of
 from pipeline.store.engine import READY_CHANNEL, WORK_CHANNEL, notify
 from pipeline.store.runs import Run, get_run, set_run_state
@@ -109,11 +109,11 @@ def require_removable(connection: Connection, run: Run) -> None:
     """Check that nobody works on a run.
 
     Raises:
-        Refused: It is active, has rollouts in flight, or a trainer holds a lease on its groups.
+        NotAllowed: It is active, has rollouts in flight, or a trainer holds a lease on its groups.
     """
     state = run_state(connection, run)
     if state is RunState.ACTIVE:
-        raise Refused(
+        raise NotAllowed(
             f"Run {run.slug} is active.",
             why="Only a finished, paused or cancelled run can be removed.",
             remedy=f"End it first: rollout cancel {run.slug}",
@@ -121,13 +121,13 @@ def require_removable(connection: Connection, run: Run) -> None:
         )
     uses = connection.execute(_USES, {"run_id": run.run_id}).one()
     if uses.in_flight:
-        raise Refused(
+        raise NotAllowed(
             f"Run {run.slug} has {uses.in_flight} rollouts in flight.",
             remedy=f"Wait for them, or end the run first: rollout cancel {run.slug}",
             code=E_IN_USE,
         )
     if uses.lease and state is not RunState.CANCELLED:
-        raise Refused(
+        raise NotAllowed(
             f"Consumer {uses.lease} holds groups of run {run.slug}.",
             why="Its trainer may be training with them.",
             remedy=f"Commit its step, wait for the end of the lease, or: rollout cancel {run.slug}",
@@ -139,7 +139,7 @@ def begin_removal(connection: Connection, run: Run) -> None:
     """Check a run once more, and take it out of everybody's work: from now on it is cancelled.
 
     Raises:
-        Refused: As `require_removable`.
+        NotAllowed: As `require_removable`.
     """
     connection.execute(
         text("SELECT FROM runs WHERE run_id = :run_id FOR UPDATE"), {"run_id": run.run_id}

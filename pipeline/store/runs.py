@@ -14,7 +14,7 @@ from uuid import UUID
 from sqlalchemy import Connection, Row, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 
-from pipeline.contract.errors import NotFound, Refused
+from pipeline.contract.errors import NotAllowed, NotFound
 from pipeline.contract.rollout import RunState, run_id_of
 from pipeline.contract.run import DEFAULT_REQUEST_QUEUE, RunConfig, RunOrigin, own_queue_of
 from pipeline.store.tables import runs
@@ -49,7 +49,7 @@ def create_run(
     The origin of a run is that of its first call.
 
     Raises:
-        Refused: A run of this slug exists and asks for something else.
+        NotAllowed: A run of this slug exists and asks for something else.
     """
     connection.execute(
         insert(runs)
@@ -68,7 +68,7 @@ def create_run(
     )
     run = get_run(connection, slug)
     if differences := _differences(run, config):
-        raise Refused(
+        raise NotAllowed(
             f"Run {slug} exists and asks for something else.",
             why=f"It differs in: {', '.join(differences)}.",
             remedy="Choose another name with --run, or repeat the options of the first call.",

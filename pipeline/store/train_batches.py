@@ -12,7 +12,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
-from pipeline.contract.errors import Refused
+from pipeline.contract.errors import NotAllowed
 from pipeline.contract.rollout import batch_id_of
 from pipeline.contract.train_batch import BatchSpec
 from pipeline.store.engine import BINARY
@@ -120,7 +120,7 @@ def lease_batch(
         None while there are too few ready groups; nothing is changed then.
 
     Raises:
-        Refused: The step's lease ran out and another consumer took its groups.
+        NotAllowed: The step's lease ran out and another consumer took its groups.
     """
     values: dict[str, Any] = {
         "run_id": run.run_id,
@@ -150,7 +150,7 @@ def lease_batch(
 
 def _replay(connection: Connection, values: dict[str, Any], state: str, run: Run) -> LeasedBatch:
     if state == "expired":
-        raise Refused(
+        raise NotAllowed(
             f"Step {values['step']} of consumer {values['consumer']} in run {run.slug} is no"
             " longer its own.",
             why="Its lease ran out and another consumer took the groups.",
@@ -198,7 +198,7 @@ def commit_batches(
     Doing it again changes nothing.
 
     Raises:
-        Refused: One of the steps was taken over by another consumer.
+        NotAllowed: One of the steps was taken over by another consumer.
     """
     key = {"run_id": run.run_id, "consumer": consumer, "step": upto_step}
     lost = connection.execute(
@@ -209,7 +209,7 @@ def commit_batches(
         key,
     ).scalar_one_or_none()
     if lost is not None:
-        raise Refused(
+        raise NotAllowed(
             f"Step {lost} of consumer {consumer} cannot be committed.",
             why="Its lease ran out and another consumer took its groups: they would count twice.",
             remedy="Go back to the checkpoint before that step.",

@@ -114,7 +114,7 @@ class TrainerClient:
         Raises:
             NotReady: Too few groups are ready; `error.stats` says why, `error.drained` whether
                 waiting longer is of no use.
-            Refused: Another consumer took over this step's groups.
+            NotAllowed: Another consumer took over this step's groups.
         """
         spec = spec or BatchSpec()
         deadline = time.monotonic() + (timeout_s or 0.0)
@@ -146,7 +146,7 @@ class TrainerClient:
         Committing again changes nothing. Returns the number of groups that became consumed.
 
         Raises:
-            Refused: One of the steps was taken over by another consumer.
+            NotAllowed: One of the steps was taken over by another consumer.
         """
         return transact(
             self._engine,
@@ -176,7 +176,7 @@ class TrainerClient:
         None: there is no checkpoint.
 
         Raises:
-            Refused: One of the committed steps was taken over by another consumer.
+            NotAllowed: One of the committed steps was taken over by another consumer.
         """
         after = -1 if committed_step is None else committed_step
         if committed_step is not None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipeline.contract.errors import ConfigError, Refused
+from pipeline.contract.errors import ConfigError, NotAllowed
 from rollout.deployment import borrowed, settings_of
 from rollout.flower_view import SilentWorkers, note_since, templates_with
 from rollout.logs import log_to_stderr
@@ -52,7 +52,7 @@ def flower(
 
     broker = broker_of(ctx.with_resource(borrowed(settings, broker=True)))
     if not broker.has_remote_control:
-        raise Refused(
+        raise NotAllowed(
             "Flower would show nothing with SQS.",
             why="SQS cannot tell several readers the same thing, so workers send no events.",
             remedy="Follow runs by: rollout watch, rollout status, rollout errors.",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipeline.contract.errors import PipelineError, Refused
+from pipeline.contract.errors import NotAllowed, PipelineError
 from rollout.deployment import opened
 from rollout.options import DryRun, Json, Yes
 from rollout.output import confirm, print_json, print_table, safe_text
@@ -172,7 +172,7 @@ def redrive(connection: Connection, dead_letter_id: int) -> str:
     Raises:
         MalformedMessage: It still cannot be decoded.
         NotFound: There is none of this number.
-        Refused: It is of a kind, or its rollout in a state, in which there is nothing to try.
+        NotAllowed: It is of a kind, or its rollout in a state, in which there is nothing to try.
     """
     from pipeline.store.dead_letters import get_dead_letter, mark_redriven
 
@@ -183,7 +183,7 @@ def redrive(connection: Connection, dead_letter_id: int) -> str:
         case "completion":
             result = _record_completion(connection, letter)
         case _:
-            raise Refused(
+            raise NotAllowed(
                 f"Dead letter {dead_letter_id} is a {letter.kind}: there is nothing to try again.",
                 why="What it said is long overtaken, or was never ours.",
                 remedy=f"Drop it: rollout dlq drop {dead_letter_id}",
@@ -203,7 +203,7 @@ def _retry_rollout(connection: Connection, letter: DeadLetter) -> str:
     where = RolloutFilter("r.rollout_id = :dead_rollout", {"dead_rollout": letter.rollout_id})
     count = retry_rollouts(connection, run, where, state=RolloutState.FAILED)
     if not count.allowed:
-        raise Refused(
+        raise NotAllowed(
             f"Rollout {letter.label} is not queued again.",
             why="It is no longer failed, or its group went on without it.",
             remedy=f"Drop its letter: rollout dlq drop {letter.dead_letter_id}",
@@ -223,7 +223,7 @@ def _record_completion(connection: Connection, letter: DeadLetter) -> str:
     report = record_outcomes(connection, [c for c in good if c.purpose == "attempt"])
     unknown = record_rescores(connection, [c for c in good if c.purpose == "rescore"])
     if report.unknown or unknown:
-        raise Refused(
+        raise NotAllowed(
             f"Dead letter {letter.dead_letter_id} is of an attempt that this store never "
             "dispatched.",
             remedy=f"Drop it: rollout dlq drop {letter.dead_letter_id}",

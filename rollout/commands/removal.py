@@ -59,7 +59,7 @@ def remove(deployment: Deployment, run: Run) -> tuple[dict[str, int], int]:
     """Delete a run; return the number of rows by table, and of objects in the payload store.
 
     Raises:
-        Refused: It is in use.
+        NotAllowed: It is in use.
     """
     from pipeline.queue.payloads import open_payloads
     from pipeline.store.removal import begin_removal, remove_groups, remove_rest

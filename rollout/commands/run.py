@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipeline.contract.base_urls import base_url_of, urls_of
-from pipeline.contract.errors import Refused, WaitTimeout
+from pipeline.contract.errors import NotAllowed, WaitTimeout
 from pipeline.contract.rollout import RunState
 from rollout.commands.runs import exit_code, print_status
 from rollout.commands.submit import (
@@ -191,7 +191,7 @@ def _resumable(deployment: Deployment, name: str) -> Run:
 
     found = deployment.transact(lambda connection: get_run(connection, name))
     if found.sealed_at is None:
-        raise Refused(
+        raise NotAllowed(
             f"Not all prompts of run {found.slug} were enqueued.",
             remedy=f"Repeat the first command with --run {found.slug}: it adds what is missing.",
         )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipeline.contract.errors import Refused
+from pipeline.contract.errors import NotAllowed
 from pipeline.contract.rollout import RunState
 from rollout.deployment import Deployment, opened, settings_of
 from rollout.local_queue import require_allowed_endpoint
@@ -187,7 +187,7 @@ def enqueue_dataset(
 
     Raises:
         InputError: The dataset or the name is bad.
-        Refused: The run is cancelled, or exists and asks for something else.
+        NotAllowed: The run is cancelled, or exists and asks for something else.
     """
     from pipeline.store.prompts import PromptSource
     from producers.datasets import read_prompts
@@ -287,7 +287,7 @@ def _refuse_cancelled(deployment: Deployment, slug: str) -> None:
         ).scalar_one_or_none()
     )
     if state == RunState.CANCELLED:
-        raise Refused(
+        raise NotAllowed(
             f"Run {slug} is cancelled.",
             remedy=f"Choose another name with --run, or take it up again: rollout retry {slug} "
             "--cancelled",

@@ -12,7 +12,7 @@ from fixtures.command_line import CommandLine, servers_of
 from fixtures.stored_run import StoredRun
 from sqlalchemy import Engine, text
 
-from pipeline.contract.errors import ErrorClass, Refused
+from pipeline.contract.errors import ErrorClass, NotAllowed
 from pipeline.contract.messages import RolloutRequest
 from pipeline.contract.rollout import RunState, run_id_of
 from pipeline.contract.train_batch import BatchSpec
@@ -127,12 +127,12 @@ def test_a_run_in_use_is_refused(engine, rollout):
     assert rollout.error("rm", "busy", "--yes") == (7, "E142")
     (first, second, *others) = story.claim()
     transact(engine, lambda c: pause_run(c, story.run))
-    with pytest.raises(Refused, match="4 rollouts in flight"):
+    with pytest.raises(NotAllowed, match="4 rollouts in flight"):
         transact(engine, lambda c: require_removable(c, story.run))
     story.record(*(story.succeeded(attempt) for attempt in (first, second, *others)))
     client = TrainerClient(engine, run="busy", consumer="t")
     client.pull(0, BatchSpec(groups=1))
-    with pytest.raises(Refused, match="Consumer t until"):
+    with pytest.raises(NotAllowed, match="Consumer t until"):
         transact(engine, lambda c: require_removable(c, story.run))
     assert rollout.error("rm", "busy", "--yes") == (7, "E142")
     client.commit(0)
@@ -149,7 +149,7 @@ def test_a_cancelled_run_is_removed_whatever_a_trainer_holds(engine):
     client = TrainerClient(engine, run="held")
     client.pull(0, BatchSpec(groups=1, min_group_size=1))
     client.close()
-    with pytest.raises(Refused, match="active"):
+    with pytest.raises(NotAllowed, match="active"):
         transact(engine, lambda c: require_removable(c, story.run))
     transact(engine, lambda c: begin_cancel(c, story.run))
     transact(engine, lambda c: cancel_rollouts(c, story.run))

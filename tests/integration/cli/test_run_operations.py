@@ -6,7 +6,7 @@ import pytest
 from fixtures.stored_run import StoredRun
 from sqlalchemy import Engine, text
 
-from pipeline.contract.errors import ErrorClass, Refused
+from pipeline.contract.errors import ErrorClass, NotAllowed
 from pipeline.contract.rollout import RolloutState, RunState
 from pipeline.store.engine import transact
 from pipeline.store.operations import (
@@ -122,7 +122,7 @@ def test_a_cancelled_run_is_neither_paused_nor_continued(engine: Engine):
     story = StoredRun(engine, prompts=1, n=1)
     cancel(story)
     for operation in (pause_run, continue_run):
-        with pytest.raises(Refused, match="--cancelled"):
+        with pytest.raises(NotAllowed, match="--cancelled"):
             transact(engine, lambda c, operation=operation: operation(c, story.run))
 
 

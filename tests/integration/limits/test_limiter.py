@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from fixtures.speed import at_least, at_most, one_of_three
 
-from pipeline.contract.errors import InputError, Refused, WaitTimeout
+from pipeline.contract.errors import InputError, NotAllowed, WaitTimeout
 from pipeline.limits.lease import Lease
 from pipeline.limits.limiter import Limiter
 from pipeline.limits.pool import LimiterPool
@@ -366,9 +366,9 @@ async def test_a_closed_limiter_refuses_and_frees_its_units(pool: LimiterPool) -
     wait = asyncio.create_task(limiter.acquire(run="r", estimated_tokens=0))
     await asyncio.sleep(0.05)
     await limiter.close()
-    with pytest.raises(Refused):
+    with pytest.raises(NotAllowed):
         await wait
-    with pytest.raises(Refused):
+    with pytest.raises(NotAllowed):
         await limiter.acquire(run="r", estimated_tokens=0)
     row = await status(pool)
     assert (row.in_flight, row.waiting) == (0, 0)

@@ -7,7 +7,7 @@ import threading
 import pytest
 from fixtures.stored_run import SOURCE, StoredRun, payload
 
-from pipeline.contract.errors import InputError, NotFound, Refused
+from pipeline.contract.errors import InputError, NotAllowed, NotFound
 from pipeline.contract.run import RunConfig
 from pipeline.store.engine import WORK_CHANNEL, Listener, transact
 from pipeline.store.prompts import PromptSource, add_prompts, count_prompts
@@ -66,7 +66,7 @@ def test_a_row_number_that_occurs_twice_is_named_and_nothing_is_added(engine):
 def test_a_row_that_has_changed_is_refused_and_nothing_of_its_chunk_is_added(engine):
     story = StoredRun(engine, prompts=2)
     changed = [(1, {"prompt": "another"}), (7, payload(7))]
-    with pytest.raises(Refused, match=rf"Row 1 of dataset numbers.*{story.run.slug}"):
+    with pytest.raises(NotAllowed, match=rf"Row 1 of dataset numbers.*{story.run.slug}"):
         transact(engine, lambda c: add_prompts(c, story.run, SOURCE, changed))
     assert len(story.groups()) == 2
 
@@ -127,7 +127,7 @@ def test_a_run_is_made_once_and_asks_for_one_thing(engine):
     first = transact(engine, lambda c: create_run(c, "math7", RunConfig(n=4)))
     again = transact(engine, lambda c: create_run(c, "math7", RunConfig(n=4)))
     assert again == first
-    with pytest.raises(Refused, match=r"math7 exists.*n \(4 → 8\)"):
+    with pytest.raises(NotAllowed, match=r"math7 exists.*n \(4 → 8\)"):
         transact(engine, lambda c: create_run(c, "math7", RunConfig(n=8)))
 
 

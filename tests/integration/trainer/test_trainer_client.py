@@ -8,7 +8,7 @@ import pytest
 from fixtures.stored_run import StoredRun
 from sqlalchemy import Engine
 
-from pipeline.contract.errors import Refused
+from pipeline.contract.errors import NotAllowed
 from pipeline.contract.train_batch import BatchSpec, NotReady, TrainBatch
 from pipeline.store.accounting import check_accounting
 from pipeline.trainer.client import TrainerClient
@@ -102,7 +102,7 @@ def test_groups_that_another_consumer_took_over_are_trained_once(connect, story)
     idle.pull(0, TWO)
     assert numbers(other.pull(0, BatchSpec(groups=6))) == [0, 1, 2, 3, 4, 5]
     for lost in (lambda: idle.pull(0, TWO), lambda: idle.commit(0)):
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(NotAllowed) as refused:
             lost()
         assert refused.value.code == "E133"
     assert other.commit(0) == 6
@@ -115,7 +115,7 @@ def test_who_lost_a_step_goes_on_with_other_groups_after_resuming(connect, story
     idle.pull(1, TWO)
     assert numbers(other.pull(0, BatchSpec(groups=4))) == [2, 3, 4, 5]
     other.abandon(0, reason="enough")
-    with pytest.raises(Refused):
+    with pytest.raises(NotAllowed):
         idle.pull(1, TWO)
     resumed = idle.resume(committed_step=0)
     assert (resumed.next_step, resumed.replay) == (1, ())

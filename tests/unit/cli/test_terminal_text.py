@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from pipeline.contract.errors import Refused
+from pipeline.contract.errors import NotAllowed
 from rollout.output import (
     confirm,
     print_error,
@@ -98,7 +98,7 @@ def test_an_error_is_one_line_on_stderr_or_a_document_on_stdout(capsys):
 
 def test_without_a_terminal_nothing_is_done_unasked(monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
-    with pytest.raises(Refused, match="--yes") as refused:
+    with pytest.raises(NotAllowed, match="--yes") as refused:
         confirm("Cancel 5 rollouts?", yes=False)
     assert refused.value.exit_code == 7
     confirm("Cancel 5 rollouts?", yes=True)
@@ -112,5 +112,5 @@ def test_only_a_yes_is_a_yes(monkeypatch, answer, goes_on):
     if goes_on:
         confirm("Sure?", yes=False)
     else:
-        with pytest.raises(Refused):
+        with pytest.raises(NotAllowed):
             confirm("Sure?", yes=False)
