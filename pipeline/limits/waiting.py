@@ -11,10 +11,8 @@ from bisect import insort
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from pipeline.limits.limiter import Lease
+from pipeline.limits.lease import Lease
 
 
 @dataclass(eq=False, slots=True)
