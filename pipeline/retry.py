@@ -71,7 +71,7 @@ class RetryPolicy:
 
     def action_for(self, error_class: ErrorClass) -> Action:
         """Say what an error of this class does."""
-        return self.on_error.get(error_class, ERROR_TABLE[error_class].action)
+        return self.on_error.get(error_class, ERROR_TABLE[error_class])
 
     def backoff_s(self, failures: int, *, jitter: float) -> float:
         """Return the wait before the next attempt: exponential, full jitter, capped.

@@ -33,7 +33,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
 from types import MappingProxyType
-from typing import NamedTuple
 
 
 class PipelineError(Exception):
@@ -299,30 +298,23 @@ class Action(StrEnum):
     OBSERVE = "observe"  #: told to the model as text
 
 
-class ErrorRule(NamedTuple):
-    """One row of the error table."""
-
-    action: Action
-    final: ErrorClass | None = None  #: class reported when the budget is used up, if another
-
-
-#: The table of docs/architecture.md; each row can be overridden per run (`on_error`).
-ERROR_TABLE: Mapping[ErrorClass, ErrorRule] = MappingProxyType(
+#: The error table (docs/errors.md); a run can override each row (`on_error`).
+ERROR_TABLE: Mapping[ErrorClass, Action] = MappingProxyType(
     {
-        ErrorClass.MODEL_RATE_LIMIT: ErrorRule(Action.RETRY_FREE),
-        ErrorClass.MODEL_TRANSPORT: ErrorRule(Action.RETRY),
-        ErrorClass.MODEL_BAD_REQUEST: ErrorRule(Action.FAIL),
-        ErrorClass.CONTEXT_OVERFLOW: ErrorRule(Action.SCORE),
-        ErrorClass.POLICY_LIMIT: ErrorRule(Action.SCORE),
-        ErrorClass.AGENT_TIMEOUT: ErrorRule(Action.SCORE),
-        ErrorClass.TOOL_ERROR: ErrorRule(Action.OBSERVE),
-        ErrorClass.SANDBOX: ErrorRule(Action.RETRY),
-        ErrorClass.REWARD_ERROR: ErrorRule(Action.FAIL),
-        ErrorClass.WORKER_LOST: ErrorRule(Action.RETRY_LOST, final=ErrorClass.POISON),
-        ErrorClass.WORKER_STOPPED: ErrorRule(Action.RETRY_FREE),
-        ErrorClass.AGENT_BUG: ErrorRule(Action.RETRY),
-        ErrorClass.CONTRACT: ErrorRule(Action.FAIL),
-        ErrorClass.POISON: ErrorRule(Action.FAIL),
+        ErrorClass.MODEL_RATE_LIMIT: Action.RETRY_FREE,
+        ErrorClass.MODEL_TRANSPORT: Action.RETRY,
+        ErrorClass.MODEL_BAD_REQUEST: Action.FAIL,
+        ErrorClass.CONTEXT_OVERFLOW: Action.SCORE,
+        ErrorClass.POLICY_LIMIT: Action.SCORE,
+        ErrorClass.AGENT_TIMEOUT: Action.SCORE,
+        ErrorClass.TOOL_ERROR: Action.OBSERVE,
+        ErrorClass.SANDBOX: Action.RETRY,
+        ErrorClass.REWARD_ERROR: Action.FAIL,
+        ErrorClass.WORKER_LOST: Action.RETRY_LOST,
+        ErrorClass.WORKER_STOPPED: Action.RETRY_FREE,
+        ErrorClass.AGENT_BUG: Action.RETRY,
+        ErrorClass.CONTRACT: Action.FAIL,
+        ErrorClass.POISON: Action.FAIL,
     }
 )
 

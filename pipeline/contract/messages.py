@@ -62,7 +62,6 @@ class RolloutRequest(_Message):
     strict_tools: bool = False
     policy_version: int = 0
     weight: float = 1.0
-    trace: dict[str, str] = {}
 
     def describe(self) -> str:
         """Return the one line that operators see as the task's arguments."""

@@ -107,7 +107,7 @@ def test_a_first_error_does_what_its_row_says(error_class):
 
 
 @pytest.mark.parametrize(
-    "error_class", [name for name, rule in ERROR_TABLE.items() if rule.action is Action.RETRY]
+    "error_class", [name for name, action in ERROR_TABLE.items() if action is Action.RETRY]
 )
 def test_an_error_at_the_last_attempt_is_final(error_class):
     at_last = replace(RUNNING, attempts_used=2, attempt_no=3)

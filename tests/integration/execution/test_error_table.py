@@ -124,7 +124,7 @@ def test_the_default_action_of_each_class_is_what_the_table_says(engine, make_wo
     worker = make_worker(*replies_of(error_class))
     (said,) = worker.work(story)
     (rollout,) = story.rollouts()
-    match ERROR_TABLE[error_class].action:
+    match ERROR_TABLE[error_class]:
         case Action.SCORE | Action.OBSERVE:
             assert (said.outcome, rollout["state"]) == ("succeeded", "succeeded")
             assert rollout["reward"] is not None

@@ -103,7 +103,7 @@ def test_every_class_of_the_error_table_ends_or_repeats_an_attempt(engine, error
     story = StoredRun(engine)
     attempt = story.claim_one()
     story.record(story.failed(attempt, error_class))
-    retries = ERROR_TABLE[error_class].action in (
+    retries = ERROR_TABLE[error_class] in (
         Action.RETRY,
         Action.RETRY_FREE,
         Action.RETRY_LOST,

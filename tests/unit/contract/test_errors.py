@@ -80,5 +80,5 @@ def test_cancellation_and_exits_pass_every_boundary(kind):
 
 
 def test_only_waits_and_hand_backs_are_free():
-    free = {name for name, rule in ERROR_TABLE.items() if rule.action is Action.RETRY_FREE}
+    free = {name for name, action in ERROR_TABLE.items() if action is Action.RETRY_FREE}
     assert free == {ErrorClass.MODEL_RATE_LIMIT, ErrorClass.WORKER_STOPPED}

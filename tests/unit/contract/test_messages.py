@@ -59,7 +59,6 @@ requests = st.builds(
     scored=st.lists(st.sampled_from(ErrorClass), max_size=3).map(tuple),
     policy_version=small,
     weight=st.floats(0.1, 10),
-    trace=st.dictionaries(texts, texts, max_size=2),
 )
 errors = st.builds(
     ErrorRecord,
