@@ -176,7 +176,7 @@ class Collector:
                 connection,
                 self._process_id,
                 self.name,
-                read_up_to_s_ago=time.monotonic() - started if settled else None,
+                watermark_age_s=time.monotonic() - started if settled else None,
             ),
         )
         self._reported_at = time.monotonic()

@@ -1,8 +1,8 @@
 """The reconciler: gives up attempts that nobody has heard of for longer than their lease.
 
 A lost attempt goes through the same decision as any error. Judges only by the database clock, and
-only what the collector has certainly read. It also ends overdue groups, folds tallies and advances
-the clocks of runs. Must not: publish.
+only what the collector has certainly read. It also ends overdue groups, folds run counters and
+advances the clocks of runs. Must not: publish.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from pipeline.settings import Settings
 from pipeline.store.engine import transact
 from pipeline.store.group_policy import end_overdue_groups
 from pipeline.store.outcomes import OutcomeReport, record_outcomes
-from pipeline.store.processes import read_up_to
+from pipeline.store.processes import read_watermark
 from pipeline.store.rollouts import (
     SilentAttempt,
     Suspect,
     silent_attempts,
     suspects_in_flight,
 )
+from pipeline.store.run_counters import fold_run_counters
 from pipeline.store.runs import list_queues
-from pipeline.store.tallies import fold_tallies
 from pipeline.store.working_time import advance_clocks
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 _MOST_OVERDUE = 500
 #: Looks at the queues that are remembered until they are old enough to prove something.
 _MOST_LOOKS = 256
-#: Seconds between two foldings of the tallies; readers sum what has piled up meanwhile.
+#: Seconds between two foldings of the run counters; readers sum the rows added meanwhile.
 _FOLD_EVERY_S = 10.0
 
 
@@ -87,7 +87,7 @@ class Reconciler:
                 report.failed,
             )
         if time.monotonic() - self._folded_at >= _FOLD_EVERY_S:
-            transact(self._engine, fold_tallies)
+            transact(self._engine, fold_run_counters)
             self._folded_at = time.monotonic()
         time.sleep(self._settings.lease.poll_s)
 
@@ -108,16 +108,16 @@ class Reconciler:
             )
 
     def _give_up_silent(self, connection: Connection) -> OutcomeReport:
-        heard = read_up_to(connection, alive_s=self._settings.lease.lease_s)
-        if heard is None:
+        watermark = read_watermark(connection, alive_s=self._settings.lease.lease_s)
+        if watermark is None:
             # Nobody reads what workers say, or it has not caught up yet: silence means nothing.
             return OutcomeReport()
         self._watch_queues(connection)
         lease = self._settings.lease
         silent = silent_attempts(
             connection,
-            read_up_to=heard,
-            empty_at=self._empty_before(heard - timedelta(seconds=lease.grace_s)),
+            watermark=watermark,
+            empty_at=self._empty_before(watermark - timedelta(seconds=lease.grace_s)),
             fifo=self._broker.keeps_order,
             lease_s=lease.lease_s,
             grace_s=lease.grace_s,

@@ -116,7 +116,7 @@ def _view(status: RunStatus, pace: Pace) -> RenderableType:
 
 
 def _left(status: RunStatus, pace: Pace) -> str:
-    from pipeline.store.waits import duration
+    from pipeline.store.wait_reasons import duration
 
     left_s = pace.left_s(status.n_open)
     return "time left unknown" if left_s is None else f"{duration(left_s)} left"

@@ -13,7 +13,7 @@ from uuid import UUID
 from sqlalchemy import Connection, text
 
 from pipeline.contract.rollout import GroupState
-from pipeline.store.tallies import TALLY_RULES
+from pipeline.store.run_counters import COUNTER_RULES
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ _RULES = {
           AND NOT EXISTS (SELECT FROM attempts a WHERE a.rollout_id = r.rollout_id
                           AND a.attempt_no = r.attempt_no AND a.state IN ('dispatched', 'running'))
         """,
-    **TALLY_RULES,
+    **COUNTER_RULES,
 }
 
 

@@ -7,17 +7,31 @@ one statement for the whole batch. Must not: decide anything.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import orjson
 from sqlalchemy import Connection, text
 
 from pipeline.contract.messages import Completion, RewardPart
 from pipeline.contract.rollout import TERMINAL_ROLLOUT_STATES, RolloutState
+from pipeline.retry import Rollout, Transition
 from pipeline.store.engine import Bodies
 
-if TYPE_CHECKING:
-    from pipeline.store.outcomes import Outcome
+
+@dataclass(frozen=True, slots=True)
+class AttemptOutcome:
+    """A completion and the transition it causes."""
+
+    rollout: Rollout
+    completion: Completion
+    transition: Transition
+
+    @property
+    def ends_rollout(self) -> bool:
+        """Whether the rollout is terminal afterwards."""
+        return self.transition.rollout_state in TERMINAL_ROLLOUT_STATES
+
 
 _ATTEMPTS = text("""
 UPDATE attempts a SET
@@ -114,7 +128,7 @@ SELECT 'rollout', * FROM unnest(
 """)
 
 
-def write_outcomes(connection: Connection, outcomes: Sequence[Outcome]) -> None:
+def write_outcomes(connection: Connection, outcomes: Sequence[AttemptOutcome]) -> None:
     """Write the rows of a batch; every rollout is locked and occurs once."""
     connection.execute(_ATTEMPTS, _attempt_columns(outcomes))
     moved = [outcome for outcome in outcomes if outcome.transition.rollout_state is not None]
@@ -144,18 +158,18 @@ def write_rewards(connection: Connection, completions: Sequence[Completion]) -> 
         connection.execute(_REWARDS, _reward_columns(parts))
 
 
-def _has_body(outcome: Outcome) -> bool:
+def _has_body(outcome: AttemptOutcome) -> bool:
     return bool(outcome.completion.body or outcome.completion.body_uri)
 
 
-def _keys(outcomes: Sequence[Outcome]) -> dict[str, list[Any]]:
+def _keys(outcomes: Sequence[AttemptOutcome]) -> dict[str, list[Any]]:
     return {
         "ids": [outcome.rollout.rollout_id for outcome in outcomes],
         "nos": [outcome.completion.attempt_no for outcome in outcomes],
     }
 
 
-def _attempt_columns(outcomes: Sequence[Outcome]) -> dict[str, list[Any]]:
+def _attempt_columns(outcomes: Sequence[AttemptOutcome]) -> dict[str, list[Any]]:
     said = [outcome.completion for outcome in outcomes]
     errors = [completion.error for completion in said]
     return _keys(outcomes) | {
@@ -179,7 +193,7 @@ def _attempt_columns(outcomes: Sequence[Outcome]) -> dict[str, list[Any]]:
     }
 
 
-def _rollout_columns(moved: Sequence[Outcome]) -> dict[str, list[Any]]:
+def _rollout_columns(moved: Sequence[AttemptOutcome]) -> dict[str, list[Any]]:
     won = [outcome.transition.rollout_state is RolloutState.SUCCEEDED for outcome in moved]
     failed = [outcome.transition.rollout_state is RolloutState.FAILED for outcome in moved]
     return _keys(moved) | {
@@ -211,7 +225,7 @@ def _rollout_columns(moved: Sequence[Outcome]) -> dict[str, list[Any]]:
     }
 
 
-def _trajectory_columns(outcomes: Sequence[Outcome]) -> dict[str, list[Any]]:
+def _trajectory_columns(outcomes: Sequence[AttemptOutcome]) -> dict[str, list[Any]]:
     said = [outcome.completion for outcome in outcomes]
     return _keys(outcomes) | {
         "bodies": Bodies(completion.body or None for completion in said),
@@ -237,7 +251,7 @@ def _reward_columns(parts: Sequence[tuple[Completion, RewardPart]]) -> dict[str,
     }
 
 
-def _dead_letter_columns(dead: Sequence[Outcome]) -> dict[str, list[Any]]:
+def _dead_letter_columns(dead: Sequence[AttemptOutcome]) -> dict[str, list[Any]]:
     return {
         "runs": [outcome.rollout.run_id for outcome in dead],
         "ids": [outcome.rollout.rollout_id for outcome in dead],

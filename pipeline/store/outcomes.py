@@ -19,7 +19,7 @@ from sqlalchemy import Connection, text
 
 from pipeline.contract.errors import ErrorClass, StaleCompletion
 from pipeline.contract.messages import Completion
-from pipeline.contract.rollout import TERMINAL_ROLLOUT_STATES, AttemptState, RolloutState
+from pipeline.contract.rollout import AttemptState, RolloutState
 from pipeline.contract.run import RunConfig
 from pipeline.retry import RetryPolicy, Rollout, Transition, decide_after
 from pipeline.store.engine import READY_CHANNEL, WORK_CHANNEL, notify
@@ -30,7 +30,7 @@ from pipeline.store.group_policy import (
     replace_failed,
 )
 from pipeline.store.groups import LockedGroup, add_to_counters, close_groups, lock_groups
-from pipeline.store.outcome_rows import write_outcomes
+from pipeline.store.outcome_rows import AttemptOutcome, write_outcomes
 from pipeline.store.run_health import pause_failing_runs, pause_short_runs
 
 
@@ -51,20 +51,6 @@ class OutcomeReport:
     stopped: list[str] = field(default_factory=list)
     #: What to log of runs that were paused.
     paused: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """A completion together with what it does."""
-
-    rollout: Rollout
-    completion: Completion
-    transition: Transition
-
-    @property
-    def ends_rollout(self) -> bool:
-        """Whether the rollout is terminal afterwards."""
-        return self.transition.rollout_state in TERMINAL_ROLLOUT_STATES
 
 
 #: What becomes of a success that its group does not need: kept for audit, never trained.
@@ -136,7 +122,7 @@ def _record(connection: Connection, completions: list[Completion], report: Outco
         rollout_id: AttemptState(state) for rollout_id, state in connection.execute(_SAID, keys)
     }
     policies = {run_id: RetryPolicy.of(config) for run_id, config in configs.items()}
-    outcomes: list[Outcome] = []
+    outcomes: list[AttemptOutcome] = []
     for completion in completions:
         row = found.get(completion.rollout_id)
         state = attempts.get(completion.rollout_id)
@@ -164,10 +150,12 @@ def _is_recorded(state: AttemptState, completion: Completion) -> bool:
     return state in _RECORDED or (lost and state is AttemptState.LOST)
 
 
-def _without_surplus(outcomes: list[Outcome], groups: Mapping[UUID, LockedGroup]) -> list[Outcome]:
+def _without_surplus(
+    outcomes: list[AttemptOutcome], groups: Mapping[UUID, LockedGroup]
+) -> list[AttemptOutcome]:
     """Turn successes that their group does not need into cancelled rollouts."""
     room = {group_id: group.room for group_id, group in groups.items()}
-    kept: list[Outcome] = []
+    kept: list[AttemptOutcome] = []
     for outcome in outcomes:
         if outcome.transition.rollout_state is RolloutState.SUCCEEDED:
             group_id = outcome.rollout.group_id
@@ -181,7 +169,7 @@ def _without_surplus(outcomes: list[Outcome], groups: Mapping[UUID, LockedGroup]
 
 def _settle(
     connection: Connection,
-    ending: list[Outcome],
+    ending: list[AttemptOutcome],
     configs: Mapping[UUID, RunConfig],
     report: OutcomeReport,
 ) -> None:
@@ -211,7 +199,7 @@ def _settle(
     report.paused += pause_failing_runs(connection, ended, configs)
 
 
-def _weigh(row: Any, completion: Completion, policy: RetryPolicy) -> Outcome:
+def _weigh(row: Any, completion: Completion, policy: RetryPolicy) -> AttemptOutcome:
     rollout = Rollout(
         rollout_id=row.rollout_id,
         group_id=row.group_id,
@@ -228,10 +216,10 @@ def _weigh(row: Any, completion: Completion, policy: RetryPolicy) -> Outcome:
         )
     except StaleCompletion:
         transition = Transition(AttemptState.SUPERSEDED, reason="stale")
-    return Outcome(rollout, completion, transition)
+    return AttemptOutcome(rollout, completion, transition)
 
 
-def _count(outcome: Outcome, report: OutcomeReport) -> None:
+def _count(outcome: AttemptOutcome, report: OutcomeReport) -> None:
     match outcome.transition.rollout_state:
         case RolloutState.SUCCEEDED:
             report.accepted += 1

@@ -30,7 +30,7 @@ class Process:
 
 
 def report_process(
-    connection: Connection, process_id: str, kind: str, *, read_up_to_s_ago: float | None = None
+    connection: Connection, process_id: str, kind: str, *, watermark_age_s: float | None = None
 ) -> None:
     """Say that a service is there; a collector adds how long ago it had read everything."""
     connection.execute(
@@ -40,7 +40,7 @@ def report_process(
             ON CONFLICT (process_id) DO UPDATE SET last_seen_at = now(),
                 read_up_to = coalesce(excluded.read_up_to, processes.read_up_to)
         """),
-        {"id": process_id, "kind": kind, "ago": read_up_to_s_ago},
+        {"id": process_id, "kind": kind, "ago": watermark_age_s},
     )
 
 
@@ -49,7 +49,7 @@ def forget_process(connection: Connection, process_id: str) -> None:
     connection.execute(text("DELETE FROM processes WHERE process_id = :id"), {"id": process_id})
 
 
-def read_up_to(connection: Connection, *, alive_s: float = ALIVE_S) -> datetime | None:
+def read_watermark(connection: Connection, *, alive_s: float = ALIVE_S) -> datetime | None:
     """Return until when all messages of workers were read, None while nobody can say.
 
     With several collectors it is what the slowest has read.

@@ -245,18 +245,18 @@ WITH passed AS (
     FROM attempts a LEFT JOIN passed ON passed.run_id = a.run_id
     LEFT JOIN processes p ON p.process_id = a.worker_id
     WHERE a.state IN ('dispatched', 'running')
-      AND ((a.lease_until < now() AND a.lease_until < :read_up_to
+      AND ((a.lease_until < now() AND a.lease_until < :watermark
             -- All that a dead worker held is given up together, or nobody could say who was with
             -- whom; what a living one holds no more waits a little for that.
             AND (p.process_id IS NULL
-                 OR p.last_seen_at < least(now(), :read_up_to) - make_interval(secs => :lease_s)
+                 OR p.last_seen_at < least(now(), :watermark) - make_interval(secs => :lease_s)
                  OR a.lease_until
-                    < least(now(), :read_up_to) - make_interval(secs => :lease_s / 2)))
+                    < least(now(), :watermark) - make_interval(secs => :lease_s / 2)))
            OR (a.worker_id IS NULL
-               AND a.dispatched_at < :read_up_to - make_interval(secs => :grace_s)
+               AND a.dispatched_at < :watermark - make_interval(secs => :grace_s)
                AND a.dispatched_at < greatest(passed.at, CASE
                    WHEN CAST(:empty_at AS timestamptz)
-                        < :read_up_to - make_interval(secs => :grace_s)
+                        < :watermark - make_interval(secs => :grace_s)
                    THEN CAST(:empty_at AS timestamptz) - make_interval(secs => :grace_s) END)))
     ORDER BY silent_from, alone FETCH FIRST (:most) ROWS WITH TIES
 )
@@ -277,7 +277,7 @@ ORDER BY a.silent_from, a.alone
 def silent_attempts(
     connection: Connection,
     *,
-    read_up_to: datetime,
+    watermark: datetime,
     empty_at: datetime | None,
     fifo: bool,
     lease_s: float,
@@ -291,7 +291,7 @@ def silent_attempts(
 
     Args:
         connection: An open transaction.
-        read_up_to: Until when the collector has read all that workers said; a lease that ran out
+        watermark: Until when the collector has read all that workers said; a lease that ran out
             later than this may have been renewed by a message not read yet.
         empty_at: A time at which no request waited on the broker, None where none is known. It
             proves something once `grace_s` has passed since: who took the last one has said so.
@@ -303,7 +303,7 @@ def silent_attempts(
     rows = connection.execute(
         _SILENT,
         {
-            "read_up_to": read_up_to,
+            "watermark": watermark,
             "empty_at": empty_at,
             "fifo": fifo,
             "lease_s": lease_s,

@@ -22,7 +22,7 @@ from pipeline.store.processes import ALIVE_S
 from pipeline.store.reward_error import GROUP_SUMS, STDERR, prompt_sums
 from pipeline.store.run_health import is_failing
 from pipeline.store.runs import Run, get_run
-from pipeline.store.waits import WaitFacts, describe_waits
+from pipeline.store.wait_reasons import WaitFacts, explain_wait
 from pipeline.store.working_time import elapsed_s
 
 # Tallies, and rows that a partial index finds: it takes no longer in a run of a million rollouts.
@@ -237,7 +237,7 @@ def _run_status(
         elapsed_s=_elapsed_s(row, state, n_open),
         oldest_running_s=oldest,
         live_workers=row.live_workers,
-        waits=describe_waits(
+        waits=explain_wait(
             WaitFacts(
                 run=run.slug,
                 state=state,

@@ -28,7 +28,7 @@ class Judged:
         self.attempts = self.story.claim()
         self.story.beat(*self.attempts)
         transact(engine, lambda c: c.execute(text("UPDATE attempts SET lease_until = 'epoch'")))
-        transact(engine, lambda c: report_process(c, "c1", "collector", read_up_to_s_ago=0))
+        transact(engine, lambda c: report_process(c, "c1", "collector", watermark_age_s=0))
         self._reconciler = Reconciler(engine, broker_of(settings), self.payloads, settings)
 
     def leave(self, number: int, **fields: Any) -> Completion:

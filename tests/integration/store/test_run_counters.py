@@ -1,4 +1,4 @@
-"""Tallies: whatever happens to rollouts, the figures of a run are the sums of its rows."""
+"""Run counters: after every kind of change to rollouts, they equal the sums over the rows."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from pipeline.store.engine import transact
 from pipeline.store.inspection import errors_by_class, errors_by_worker
 from pipeline.store.operations import begin_cancel, cancel_rollouts, retry_rollouts
 from pipeline.store.rollout_filter import RolloutFilter
+from pipeline.store.run_counters import fold_run_counters
 from pipeline.store.schema import MIGRATIONS
 from pipeline.store.status import run_status
-from pipeline.store.tallies import fold_tallies
 
 
 @pytest.fixture
@@ -171,7 +171,7 @@ def test_the_reconciler_makes_few_rows_of_many_and_changes_no_sum(
     reconciler.close()
     assert n_rows(story) < 10 < many
     assert figures(story) == before == counted(story)
-    assert transact(engine, fold_tallies) == 0
+    assert transact(engine, fold_run_counters) == 0
     with engine.connect() as connection:
         assert check_accounting(connection, story.run.run_id) == []
 
@@ -201,7 +201,7 @@ def test_writers_of_one_run_and_folding_do_not_wait_for_each_other(engine: Engin
                 {"id": other.rollout_id},
             )
         )
-        assert impatient(fold_tallies)
+        assert impatient(fold_run_counters)
     story.record(story.succeeded(one), story.succeeded(other))
     assert figures(story) == counted(story)
 

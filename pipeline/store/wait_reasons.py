@@ -38,7 +38,7 @@ class WaitFacts:
     started: Collection[str] = ()  #: kinds of processes that the asking command started itself
 
 
-def describe_waits(facts: WaitFacts) -> tuple[str, ...]:
+def explain_wait(facts: WaitFacts) -> tuple[str, ...]:
     """Return one sentence for each thing a run waits for; none where it waits for nothing."""
     if facts.state is RunState.FINISHED:
         return ()
