@@ -158,7 +158,7 @@ class AgenticRollout:
             `workers.verl.token_rows.padded_columns`. A failed row has `failed` True, its `error`,
             an empty response, and NaN for its reward.
         """
-        from workers.core.rollout_batch import batch_of, prompts_of
+        from workers.verl.rollout_batch import batch_of, prompts_of
 
         rows, meta_info = prompts_of(prompts, self.tokenizer)
         trajectories = await self.run_batch([row["prompt"] for row in rows])

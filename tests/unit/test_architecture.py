@@ -41,7 +41,7 @@ LAYERS = {
     "redaction": Layer(("pipeline.redaction",), ("contract", "settings")),
     "service loop": Layer(("pipeline.service",), ("contract",)),
     "hidden packages": Layer(("pipeline.hidden_packages",), ("contract",)),
-    "package roots": Layer(("pipeline", "workers", "producers")),
+    "package roots": Layer(("pipeline", "workers", "producers"), lazily=("library",)),
     # Adapters: each knows one outside system, and none knows another.
     "store": Layer(("pipeline.store",), ("contract", "settings", "retry")),
     "migrations": Layer(("migrations",), ("store",)),
