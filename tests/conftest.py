@@ -30,7 +30,7 @@ from sqlalchemy import Engine
 from pipeline.queue.broker import Broker, broker_of
 from pipeline.settings import Settings, load_settings
 from pipeline.store.engine import open_engine
-from workers.sandbox.backends import choose_local
+from workers.sandbox.kinds import choose_local
 
 _FOREIGN = ("ROLLOUT_", "OPENAI_", "ANTHROPIC_", "AWS_", "BASE_URL", "MODEL_ID")
 

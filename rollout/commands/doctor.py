@@ -251,7 +251,7 @@ def _payloads(settings: Settings) -> Check:
 
 
 def _sandbox(settings: Settings) -> Check:
-    from workers.sandbox.backends import choose_local, obstacle_of
+    from workers.sandbox.kinds import choose_local, obstacle_of
 
     kind = settings.worker.sandbox
     if kind == "process":

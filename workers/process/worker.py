@@ -36,7 +36,7 @@ from workers.process.runtime import Runtime
 from workers.process.task_events import BatchedTaskEvents
 from workers.process.tasks import register_tasks, reserved_beats
 from workers.rewards.reward_processes import close_reward_processes
-from workers.sandbox.backends import set_default_kind
+from workers.sandbox.kinds import set_default_kind
 
 log = logging.getLogger(__name__)
 

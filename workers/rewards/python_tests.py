@@ -27,8 +27,8 @@ from typing import Any
 
 from workers.rewards import test_runner, wire_values
 from workers.rewards.registry import register_reward
-from workers.sandbox.backends import SandboxKind, open_sandbox
 from workers.sandbox.base import CommandResult, SandboxFailure, SandboxLimits
+from workers.sandbox.kinds import SandboxKind, open_sandbox
 
 DEFAULT_TIMEOUT_S = 10.0
 _MEMORY_BYTES = 1024**3

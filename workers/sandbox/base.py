@@ -1,7 +1,7 @@
 """What every sandbox promises: a small interface, its limits, and its results.
 
 Used by the tools, by rewards that run code, and by the agents that work in a directory; each
-implementation is a module of its own beside this one (`backends.open_sandbox` chooses). Must not
+implementation is a module of its own beside this one (`kinds.open_sandbox` chooses). Must not
 import `pipeline`: the library works alone, and the worker maps `SandboxFailure` to its own error.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self, runtime_checkable
 
-from workers.sandbox.confined import ConfinedFolder
+from workers.sandbox.confined_folder import ConfinedFolder
 
 #: What a command ends with when its processes together used too much memory.
 OUT_OF_MEMORY_EXIT_CODE = 137

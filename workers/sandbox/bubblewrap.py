@@ -1,7 +1,7 @@
 """The sandbox of choice: namespaces made by bubblewrap, with process limits inside.
 
 No network, a read-only system, a private /tmp, one writable directory, no sight of other
-processes. Chosen by `backends` where the program runs. As root, bubblewrap sets the namespaces up
+processes. Chosen by `kinds` where the program runs. As root, bubblewrap sets the namespaces up
 and the command runs as a user of its own (see `lending`); as an ordinary user it does so in a user
 namespace. Must not run a command outside bubblewrap, whatever fails.
 """

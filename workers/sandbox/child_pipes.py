@@ -1,6 +1,6 @@
 """The two things that tie a child process to an event loop: its pipes, and news of its exit.
 
-Used by `subprocesses`. Must not reap the child: until it is reaped, its id cannot be reused.
+Used by `child_process`. Must not reap the child: until it is reaped, its id cannot be reused.
 """
 
 from __future__ import annotations

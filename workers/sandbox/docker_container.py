@@ -1,6 +1,6 @@
 """A docker container as a sandbox, through the official client `docker`.
 
-Opened by `backends` when asked for by name. Each sandbox is a container of its own without
+Opened by `kinds` when asked for by name. Each sandbox is a container of its own without
 network, privileges or secrets; commands are executed in it and the container is removed on close.
 Must not be imported where `docker` is not installed without saying which extra brings it.
 """
@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from workers.sandbox.base import SandboxFailure, SandboxLimits
-from workers.sandbox.remote import (
+from workers.sandbox.container import (
     OWNER_LABEL,
+    ContainerSandbox,
     Execution,
-    RemoteSandbox,
     in_thread,
     is_leftover,
     owner_labels,
@@ -30,7 +30,7 @@ _API_TIMEOUT_S = 60
 _CHUNK = 64 * 1024
 
 
-class DockerSandbox(RemoteSandbox):
+class DockerSandbox(ContainerSandbox):
     """Runs commands in a container; made by `start`."""
 
     def __init__(self, client: Any, container_id: str, root: str, limits: SandboxLimits) -> None:

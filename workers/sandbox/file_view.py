@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from workers.sandbox.shell import is_within
+from workers.sandbox.command_line import is_within
 from workers.sandbox.workspace import Workspace
 
 #: Size of the private /tmp and of /dev/shm.

@@ -13,7 +13,7 @@ import stat
 from typing import Protocol
 
 from workers.sandbox.base import Sandbox
-from workers.sandbox.confined import ConfinedFolder
+from workers.sandbox.confined_folder import ConfinedFolder
 
 MAX_LISTED = 2000
 

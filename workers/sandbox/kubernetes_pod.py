@@ -1,6 +1,6 @@
 """A Kubernetes pod as a sandbox, through the official client `kubernetes`.
 
-Opened by `backends` when asked for by name, and by the software-engineering agent. Each sandbox is
+Opened by `kinds` when asked for by name, and by the software-engineering agent. Each sandbox is
 a pod of its own without privileges, service account or secrets; commands are executed in it over
 the API's WebSocket and the pod is deleted on close. Network is the cluster's matter: pods carry the
 label `rollout-sandbox-network` for its policies. Must not keep a pod beyond its deadline.
@@ -16,10 +16,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from workers.sandbox.base import SandboxFailure, SandboxLimits
-from workers.sandbox.remote import (
+from workers.sandbox.container import (
     OWNER_LABEL,
+    ContainerSandbox,
     Execution,
-    RemoteSandbox,
     in_thread,
     is_leftover,
     owner_labels,
@@ -62,7 +62,7 @@ def load_configuration() -> Any:
     return configuration
 
 
-class KubernetesSandbox(RemoteSandbox):
+class KubernetesSandbox(ContainerSandbox):
     """Runs commands in a pod; made by `start`."""
 
     def __init__(

@@ -20,15 +20,15 @@ from workers.sandbox.base import (
     SandboxFailure,
     SandboxLimits,
 )
-from workers.sandbox.file_view import FileView, make_file_view, python_path
-from workers.sandbox.shell import clean_environment, limited_command
-from workers.sandbox.subprocesses import (
+from workers.sandbox.child_process import (
     ChildSpec,
     FinishedProcess,
     as_result,
     kill_group,
     run_child,
 )
+from workers.sandbox.command_line import clean_environment, limited_command
+from workers.sandbox.file_view import FileView, make_file_view, python_path
 from workers.sandbox.workspace import Workspace
 
 #: Longest wait for the first, trivial command of a kind of sandbox.

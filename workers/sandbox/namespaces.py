@@ -1,6 +1,6 @@
 """The sandbox without bubblewrap: namespaces made by util-linux, with the same view inside.
 
-Chosen by `backends` where bubblewrap does not run. `unshare` makes user, PID, mount, IPC, UTS and
+Chosen by `kinds` where bubblewrap does not run. `unshare` makes user, PID, mount, IPC, UTS and
 network namespaces (as root: all but the user namespace); a shell, which is the first process in
 them, mounts a file system of its own and leaves the old one for good; the command runs below it
 without any privilege. Must not run a command if one of these steps failed.
@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from workers.sandbox import reaper
+from workers.sandbox.command_line import find_shell, is_within
 from workers.sandbox.file_view import ETC_MOUNTED, TMP_BYTES, FileView
 from workers.sandbox.local import ConfinedSandbox
 from workers.sandbox.sandbox_user import SandboxUser
-from workers.sandbox.shell import find_shell, is_within
 
 _NAMESPACES = ("--mount", "--pid", "--fork", "--kill-child", "--ipc", "--uts", "--net")
 _DEVICES = ("null", "zero", "full", "random", "urandom")

@@ -1,6 +1,6 @@
 """The fallback sandbox: process limits, a clean environment, and a thorough kill, no namespaces.
 
-Chosen by `backends` where bubblewrap does not run, with one warning. It bounds mistakes; it does
+Chosen by `kinds` where bubblewrap does not run, with one warning. It bounds mistakes; it does
 not confine a hostile program: that one still reads what the user it runs as may read, and has the
 network. As root the command runs as an unprivileged user of its own, so it can signal neither the
 worker nor other sandboxes; as an ordinary user it can. Must not be chosen silently.
@@ -20,10 +20,10 @@ from typing import Any
 
 from workers.sandbox import reaper
 from workers.sandbox.base import Command, CommandResult, SandboxLimits
+from workers.sandbox.child_process import ChildSpec, kill_group
+from workers.sandbox.command_line import clean_environment, limited_command
 from workers.sandbox.local import LocalSandbox
 from workers.sandbox.sandbox_user import is_running, process_ids
-from workers.sandbox.shell import clean_environment, limited_command
-from workers.sandbox.subprocesses import ChildSpec, kill_group
 
 #: An ordinary user's process limit counts everything of that user, the worker's threads included,
 #: and more of them may start while a command runs.

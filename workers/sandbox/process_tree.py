@@ -1,6 +1,6 @@
 """How much memory a process and all below it hold together.
 
-Called by `subprocesses` while a command runs: the kernel bounds each process, and many small ones
+Called by `child_process` while a command runs: the kernel bounds each process, and many small ones
 could still fill the machine. Where there is no /proc it sees nothing.
 """
 

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, get_type_hints
 
-from workers.sandbox.backends import SandboxKind, open_sandbox
 from workers.sandbox.base import Sandbox, SandboxLimits
-from workers.sandbox.confined import ConfinedFolder
+from workers.sandbox.confined_folder import ConfinedFolder
 from workers.sandbox.files import Files, LocalFiles, files_of
+from workers.sandbox.kinds import SandboxKind, open_sandbox
 
 #: A tool's own timeout is the usual bound of a command; these are the most it can ask for.
 _TOOL_LIMITS: dict[str, Any] = {"wall_s": 600.0, "cpu_s": 600.0}

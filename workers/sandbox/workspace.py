@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from workers.sandbox.base import SandboxFailure
-from workers.sandbox.confined import ConfinedFolder
+from workers.sandbox.confined_folder import ConfinedFolder
 from workers.sandbox.sandbox_user import SandboxUser, SandboxUsersFolder
 
 _PREFIX = "rollout-sandbox-"

@@ -2,7 +2,7 @@
 
 Used by name through the tool registry. With a configured `root` it edits there; otherwise it works
 on the files of the trajectory's sandbox, which the other tools share. Must not: touch a file
-outside its root, whatever a path or a link says (`workers/sandbox/confined.py` sees to that).
+outside its root, whatever a path or a link says (`confined_folder.py` sees to it).
 """
 
 from __future__ import annotations

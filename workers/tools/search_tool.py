@@ -13,7 +13,7 @@ from workers.core.base_tool import BaseAgenticTool
 from workers.core.options import Options
 from workers.core.sync_call import call_anyhow
 from workers.core.tool_schemas import ToolResult, create_openai_tool_schema
-from workers.sandbox.confined import ConfinedFolder
+from workers.sandbox.confined_folder import ConfinedFolder
 from workers.sandbox.shared import SANDBOX_OPTIONS, SHARED, SandboxSettings
 from workers.tools.text_search import Found, Query, SearchError, search_names, search_text
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import regex
 
-from workers.sandbox.confined import ConfinedFolder
+from workers.sandbox.confined_folder import ConfinedFolder
 
 MAX_PATTERN_CHARS = 1000
 MAX_FILE_BYTES = 4 * 1024**2

@@ -12,8 +12,8 @@ from fixtures.sandboxes import (
     require_own_pid_namespace,
 )
 
-from workers.sandbox.backends import SandboxKind, open_sandbox
 from workers.sandbox.base import Sandbox
+from workers.sandbox.kinds import SandboxKind, open_sandbox
 
 
 @pytest.fixture(params=[*CONFINING, "process"])

@@ -15,10 +15,10 @@ import statistics
 import sys
 import time
 
-from workers.sandbox.backends import open_sandbox
 from workers.sandbox.base import Sandbox
-from workers.sandbox.shell import find_shell
-from workers.sandbox.subprocesses import NICENESS
+from workers.sandbox.child_process import NICENESS
+from workers.sandbox.command_line import find_shell
+from workers.sandbox.kinds import open_sandbox
 
 
 def bwrap_alone(command: str) -> list[str]:

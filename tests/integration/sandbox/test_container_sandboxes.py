@@ -18,10 +18,10 @@ from fixtures.fake_docker import FakeDocker
 from fixtures.fake_kubernetes import PROTOCOL, FakeKubernetes
 from fixtures.sandboxes import LIMITS, Marked, require_kind
 
-from workers.sandbox.backends import SandboxKind, open_sandbox
 from workers.sandbox.base import Sandbox, SandboxFailure
+from workers.sandbox.container import EXPIRES_LABEL, OWNER_LABEL, is_leftover, owner_labels
 from workers.sandbox.files import files_of
-from workers.sandbox.remote import EXPIRES_LABEL, OWNER_LABEL, is_leftover, owner_labels
+from workers.sandbox.kinds import SandboxKind, open_sandbox
 from workers.tools.bash_executor_tool import BashExecutorTool
 from workers.tools.file_editor_tool import FileEditorTool
 

@@ -18,8 +18,8 @@ import pytest
 from fixtures.sandboxes import Marked, require_kind
 
 from workers.sandbox import file_view, namespaces
-from workers.sandbox.backends import SandboxKind, open_sandbox
 from workers.sandbox.base import Sandbox
+from workers.sandbox.kinds import SandboxKind, open_sandbox
 from workers.sandbox.process import ProcessSandbox
 from workers.sandbox.reaper import MARK
 
@@ -351,7 +351,7 @@ async def test_commands_of_a_killed_worker_die_with_it(
     """Also while they are only starting, when nothing is bound to the worker yet."""
     program = f"""
 import asyncio
-from workers.sandbox.backends import open_sandbox
+from workers.sandbox.kinds import open_sandbox
 async def main():
     sandbox = await open_sandbox("{kind}")
     await sandbox.run("setsid sh -c 'sleep 1000; : {mark}' & sleep 1000; : {mark}")

@@ -13,9 +13,9 @@ import pytest
 import uvloop
 from fixtures.sandboxes import children
 
-from workers.sandbox import backends
-from workers.sandbox.backends import open_sandbox
+from workers.sandbox import kinds
 from workers.sandbox.base import Sandbox, SandboxFailure, SandboxLimits
+from workers.sandbox.kinds import open_sandbox
 from workers.sandbox.process import ProcessSandbox
 
 pytestmark = pytest.mark.timeout(60)
@@ -118,7 +118,7 @@ async def test_root_that_is_not_there_is_a_sandbox_failure(tmp_path: Path) -> No
 
 
 async def test_root_removed_meanwhile_is_a_sandbox_failure_not_a_result(
-    kind: backends.SandboxKind, tmp_path: Path
+    kind: kinds.SandboxKind, tmp_path: Path
 ) -> None:
     root = tmp_path / "root"
     root.mkdir()
@@ -137,10 +137,10 @@ async def test_unknown_kind_names_the_known_ones() -> None:
 def no_programs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """A machine on which nothing that makes namespaces is installed."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(backends, "_obstacles", {})
-    backends._warn_once.cache_clear()
+    monkeypatch.setattr(kinds, "_obstacles", {})
+    kinds._warn_once.cache_clear()
     yield
-    backends._warn_once.cache_clear()
+    kinds._warn_once.cache_clear()
 
 
 @pytest.mark.usefixtures("no_programs")
@@ -156,7 +156,7 @@ async def test_kind_that_does_not_run_here_is_refused_and_says_how_to_install_it
 async def test_auto_refuses_a_user_whose_commands_nothing_would_confine() -> None:
     with pytest.raises(SandboxFailure, match=r'refused.*bwrap.*unshare.*sandbox = "process"'):
         await open_sandbox()
-    assert backends.choose_local().kind is None
+    assert kinds.choose_local().kind is None
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has users of its own for commands")
@@ -173,24 +173,24 @@ async def test_auto_of_root_without_namespaces_confines_in_part_and_warns_once(
 
 
 async def test_default_of_a_worker_is_what_auto_stands_for() -> None:
-    backends.set_default_kind("process")
+    kinds.set_default_kind("process")
     try:
         async with await open_sandbox() as opened:
             assert isinstance(opened, ProcessSandbox)
     finally:
-        backends.set_default_kind("auto")
+        kinds.set_default_kind("auto")
 
 
 def test_kind_that_failed_is_tried_again_after_a_while(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(backends, "_obstacles", {})
+    monkeypatch.setattr(kinds, "_obstacles", {})
     with monkeypatch.context() as bare:
         bare.setenv("PATH", str(tmp_path))
-        reason = backends.obstacle_of("namespaces")
-    assert backends.obstacle_of("namespaces") == reason
-    backends._obstacles["namespaces"] = (reason, time.monotonic() - 61)
-    assert backends.obstacle_of("namespaces") != reason
+        reason = kinds.obstacle_of("namespaces")
+    assert kinds.obstacle_of("namespaces") == reason
+    kinds._obstacles["namespaces"] = (reason, time.monotonic() - 61)
+    assert kinds.obstacle_of("namespaces") != reason
 
 
 @pytest.mark.parametrize("value", [0, -1])

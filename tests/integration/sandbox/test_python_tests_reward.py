@@ -17,7 +17,7 @@ from pipeline.contract.errors import SandboxError
 from workers.rewards import python_tests as reward_module
 from workers.rewards.python_tests import last_code_block, python_tests
 from workers.rewards.registry import score
-from workers.sandbox import backends
+from workers.sandbox import kinds
 from workers.sandbox.base import SandboxFailure
 
 pytestmark = [pytest.mark.timeout(90), pytest.mark.usefixtures("only_confined")]
@@ -177,7 +177,7 @@ async def test_candidate_that_nothing_would_confine_is_refused_and_earns_nothing
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(backends, "_obstacles", {})
+    monkeypatch.setattr(kinds, "_obstacles", {})
     with pytest.raises(SandboxError, match="refused"):
         await score("python_tests", response=WHOLE, prompt=ROW, config={})
 

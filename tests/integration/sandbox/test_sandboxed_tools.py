@@ -11,8 +11,8 @@ import pytest
 from workers.core.tool_call import invoke_tool
 from workers.core.tool_registry import create_tools
 from workers.sandbox import shared
-from workers.sandbox.backends import open_sandbox
 from workers.sandbox.base import SandboxFailure
+from workers.sandbox.kinds import open_sandbox
 from workers.tools.bash_executor_tool import BashExecutorTool
 from workers.tools.file_editor_tool import FileEditorTool
 from workers.tools.search_tool import SearchTool

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workers.sandbox.confined import ConfinedFolder, OutsideRoot
+from workers.sandbox.confined_folder import ConfinedFolder, OutsideRoot
 
 
 @pytest.fixture

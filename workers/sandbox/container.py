@@ -32,7 +32,7 @@ from workers.sandbox.base import (
     SandboxLimits,
 )
 from workers.sandbox.capture import BoundedCapture
-from workers.sandbox.subprocesses import DRAINED_BYTES
+from workers.sandbox.child_process import DRAINED_BYTES
 
 #: Labels of everything made here; what carries them and is too old is a leftover.
 OWNER_LABEL = "rollout-sandbox-owner"
@@ -81,7 +81,7 @@ class Execution:
         return max(self.stdout.total, self.stderr.total) >= DRAINED_BYTES
 
 
-class RemoteSandbox(ClosingSandbox):
+class ContainerSandbox(ClosingSandbox):
     """A container on which commands are executed one at a time.
 
     Args:
