@@ -47,8 +47,8 @@ check: $(INSTALLED) ## Check style, formatting and types
 	@$(BIN)/ruff format --check .
 	@$(BIN)/pyright --pythonpath $(BIN)/python
 
-bench: $(INSTALLED) ## Measure this machine and print the table of goals
-	@$(BIN)/rollout bench $(ARGS)
+bench: $(INSTALLED) ## Measure this machine and print the table of goals; make bench ARGS="store"
+	@$(BIN)/python -m benchmarks $(ARGS)
 
 clean: ## Remove the virtual environment and caches
 	rm -rf $(VENV) .venv-verl .pytest_cache .ruff_cache .hypothesis build *.egg-info

@@ -1,5 +1,5 @@
 """What the pipeline costs beside a bare loop: workloads, baselines, mock LLM, meters, reports.
 
-Run by `rollout bench`, `make bench` and `python -m benchmarks`. Nothing in the product imports
-this package, and no timing here is a test.
+Run by `make bench`, which is `python -m benchmarks`; not part of the wheel. Nothing in the product
+imports this package, and no timing here is a test.
 """

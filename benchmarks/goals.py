@@ -1,6 +1,6 @@
 """The goals G1 to G13, each measured as docs/performance.md says, as figures beside their goals.
 
-Called by `rollout bench` and `python -m benchmarks goals`. Pairs run in turn against one mock
+Called by `python -m benchmarks`. Pairs run in turn against one mock
 server; a figure that misses its goal stays in the table. Must not: print.
 """
 

@@ -18,7 +18,6 @@ from typing import Any
 import psycopg
 from sqlalchemy import Engine, text
 
-from benchmarks.plots import Chart, Series
 from benchmarks.report import table
 from benchmarks.store import completion_of, enqueue_prompts
 from benchmarks.store_subject import GROUP, PAST_RUN, body, fill, open_database, tidy
@@ -206,31 +205,3 @@ def growth_table(times: Sequence[StoreTimes]) -> str:
         if name.endswith("_ms")
     ]
     return table(heads, rows)
-
-
-def write_growth_charts(times: Sequence[StoreTimes], folder: Path) -> list[Path]:
-    """Latency of pulls and of claims over the size of the store, as two SVG files."""
-    charts = {
-        "pull-over-store-size": Chart(
-            "Pull of a group of 8 × 20 KB over the size of the store",
-            "rollouts in the store",
-            "ms",
-            [
-                Series("pull", [(one.rollouts, one.pull_ms) for one in times]),
-                Series("raw SQL", [(one.rollouts, one.raw_pull_ms) for one in times]),
-            ],
-        ),
-        "claim-over-store-size": Chart(
-            f"Claim of {BATCH} rollouts over the size of the store",
-            "rollouts in the store",
-            "ms",
-            [Series("claim", [(one.rollouts, one.claim_ms) for one in times])],
-        ),
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    paths: list[Path] = []
-    for name, chart in charts.items():
-        path = folder / f"{name}.svg"
-        path.write_text(chart.svg())
-        paths.append(path)
-    return paths

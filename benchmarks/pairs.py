@@ -6,7 +6,7 @@ the median over pairs is what counts. Must not: print or judge.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -87,16 +87,3 @@ def compare(
     return Comparison(
         [(baseline.measure(workload, mock), subject.measure(workload, mock)) for _ in range(pairs)]
     )
-
-
-def sweep(
-    subjects: Iterable[Subject], workload: Workload, mock: MockServer, *, in_flight: Sequence[int]
-) -> dict[str, list[tuple[int, Measurement]]]:
-    """Measure each subject at each concurrency; subjects take turns within a concurrency."""
-    found: dict[str, list[tuple[int, Measurement]]] = {}
-    listed = list(subjects)
-    for level in in_flight:
-        for subject in listed:
-            measured = subject.measure(workload.resized(in_flight=level), mock)
-            found.setdefault(subject.name, []).append((level, measured))
-    return found

@@ -1,6 +1,6 @@
 """The pipeline as a subject: private Postgres and Redis, a controller, workers, all durable.
 
-Compared with the bare loops by `rollout bench`. Nothing is switched off that production has on:
+Compared with the bare loops by `goals.py`. Nothing is switched off that production has on:
 fsync, task events, heartbeats. Must not: reach into the pipeline's processes.
 """
 
@@ -13,7 +13,6 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
@@ -261,17 +260,6 @@ def _keep_commit_times(database: str) -> None:
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.execute(text("ALTER SYSTEM SET track_commit_timestamp = on"))
     engine.dispose()
-
-
-class FreshPipeline:
-    """A deployment of its own for each measurement, as wide as the workload asks for."""
-
-    name = "pipeline"
-
-    def measure(self, workload: Workload, mock: MockServer) -> Measurement:
-        """Start one worker for `in_flight` attempts, measure, and end everything."""
-        with PipelineSubject(concurrency=workload.in_flight) as subject:
-            return replace(subject.measure(workload, mock), subject=self.name)
 
 
 @contextmanager

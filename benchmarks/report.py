@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -128,11 +129,11 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def to_json(
-    *, command: str, figures: Iterable[Figure] = (), comparisons: Iterable[Comparison] = ()
+    figures: Iterable[Figure] = (), comparisons: Iterable[Comparison] = ()
 ) -> dict[str, Any]:
     """Everything measured, with the command that measured it."""
     return {
-        "command": command,
+        "command": " ".join(["python -m benchmarks", *sys.argv[1:]]),
         "machine": machine(),
         "figures": [{**asdict(figure), "verdict": figure.verdict} for figure in figures],
         "comparisons": [found.to_json() for found in comparisons],
@@ -140,12 +141,13 @@ def to_json(
 
 
 def _seen(found: Comparison) -> str:
-    """The worst of the subject's runs by the mock's own count."""
+    """The worst of the subject's runs by the mock's own count, and how busy it was at most."""
     seen = [subject.seen for _, subject in found.pairs]
+    busy = max(run.mock_share for pair in found.pairs for run in pair)
     peak = min(one["peak_in_flight"] for one in seen)
     missing = max(one["rollouts_missing"] for one in seen)
     repeated = max(one["rollouts_repeated"] for one in seen)
-    return f"{peak} in flight, {missing} missing, {repeated} repeated"
+    return f"{peak} in flight, {missing} missing, {repeated} repeated, {busy:.0%} busy"
 
 
 def _number(value: float | None) -> str:

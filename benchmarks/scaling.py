@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.mock_server import MockServer
 from benchmarks.pipeline_subject import PipelineSubject
-from benchmarks.report import Figure, table
+from benchmarks.report import table
 from benchmarks.subjects import Measurement
 from benchmarks.workloads import WORKLOADS
 
@@ -69,19 +69,6 @@ def measure_scaling(*, rollouts: int = SCALING_ROLLOUTS) -> list[Deployment]:
                 connections = subject.connections()
             found.append(_deployment(workers, collectors, measured, connections))
     return found
-
-
-def scaling_figures(found: Sequence[Deployment]) -> list[Figure]:
-    """Return the throughput of each arrangement, for the table of goals."""
-    return [
-        Figure(
-            "",
-            f"W0 rollouts/s, {one.workers} workers, {one.collectors} collectors",
-            one.rollouts_per_s,
-            note=f"{one.finished} of {one.rollouts} finished; limit: {one.limit}",
-        )
-        for one in found
-    ]
 
 
 def scaling_table(found: Sequence[Deployment]) -> str:

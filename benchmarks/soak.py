@@ -50,13 +50,13 @@ class Soak:
         return {**asdict(self), "growth": growth, "is_flat": self.is_flat}
 
 
-def measure_soak(workload: Workload, *, workers: int = 1, concurrency: int = 500) -> Soak:
+def measure_soak(workload: Workload) -> Soak:
     """Run the workload in groups of eight, as one run, and watch who holds how much meanwhile."""
     samples: list[tuple[int, Mapping[str, int]]] = []
     stop = threading.Event()
     with (
         MockServer() as mock,
-        PipelineSubject(workers=workers, concurrency=concurrency, client="lean") as subject,
+        PipelineSubject() as subject,
     ):
 
         def watch() -> None:

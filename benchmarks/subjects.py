@@ -41,6 +41,11 @@ class Measurement:
         return sum(used.cpu_s for name, used in self.usage.items() if name != MOCK)
 
     @property
+    def mock_share(self) -> float:
+        """Share of the time for which the mock, which has one thread, was busy."""
+        return self.usage[MOCK].cpu_s / self.wall_s
+
+    @property
     def cpu_ms_per_rollout(self) -> float:
         """CPU by rollout asked for."""
         return 1000 * self.cpu_s / self.rollouts

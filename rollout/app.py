@@ -18,7 +18,6 @@ from pipeline.contract.errors import PipelineError
 from pipeline.hidden_packages import explain_hidden
 from rollout.commands import (
     batches,
-    bench,
     configuration,
     dashboard,
     database,
@@ -94,7 +93,6 @@ COMMANDS: Final[dict[str, dict[str, Any]]] = {
         "dlq": dlq.dlq,
         "db": database.db,
         "config": configuration.config,
-        "bench": bench.bench,
     },
 }
 

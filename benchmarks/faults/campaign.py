@@ -1,6 +1,6 @@
 """The long form of the fault suite: one deployment, every fault, thousands of rollouts, a table.
 
-Run by `python -m benchmarks faults` and `rollout bench faults`. The order of faults and all that is
+Run by `python -m benchmarks faults`. The order of faults and all that is
 drawn follows from the seed; what the machine makes of it does not. Must not: hide a violation.
 """
 

@@ -10,8 +10,8 @@ from faults.rules import PATIENCE_S, judge
 
 #: More than one worker can hold.
 BOTH = 40
-#: The promise is five seconds beyond the lease; `rollout bench faults` measures it. This is for a
-#: machine that is busy with other tests, and short beside any remedy but the lease.
+#: The promise is five seconds beyond the lease; `python -m benchmarks faults` measures it. This is
+#: for a machine that is busy with other tests, and short beside any remedy but the lease.
 ROOM_S = 15.0
 
 

@@ -255,6 +255,10 @@ def test_the_table_itself_keeps_apart_what_must_not_meet(layer, never):
     assert never not in (*LAYERS[layer].may, *LAYERS[layer].lazily)
 
 
+def test_the_product_imports_no_benchmarks():
+    assert not [str(item) for item in all_imports() if item.target.startswith("benchmarks")]
+
+
 def test_no_module_imports_itself_through_others():
     graph: dict[str, set[str]] = {}
     for item in own_imports():

@@ -1,16 +1,25 @@
-"""What the wheel holds beside the modules: data files, and the migrations as data of the store."""
+"""What the wheel holds: the product's packages, data files, the migrations as data of the store."""
 
 import tomllib
+from fnmatch import fnmatch
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
-PACKAGE_DATA = PYPROJECT["tool"]["setuptools"]["package-data"]
+SETUPTOOLS = PYPROJECT["tool"]["setuptools"]
+PACKAGE_DATA = SETUPTOOLS["package-data"]
 
 
 def packed(package: str) -> set[Path]:
     folder = ROOT / package
     return {path for pattern in PACKAGE_DATA[package] for path in folder.glob(pattern)}
+
+
+def test_the_wheel_holds_the_product_and_no_benchmarks() -> None:
+    patterns = SETUPTOOLS["packages"]["find"]["include"]
+    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")}
+    packed = {name for name in packages if any(fnmatch(name, pattern) for pattern in patterns)}
+    assert packages - packed == {"benchmarks"}
 
 
 def test_every_data_file_of_a_package_is_in_the_wheel() -> None:

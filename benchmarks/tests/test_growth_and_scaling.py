@@ -1,12 +1,10 @@
-"""What the store's growth and more processes come to, as tables and charts."""
+"""What the store's growth and more processes come to, as tables."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from benchmarks.growth import StoreTimes, growth_table, write_growth_charts
+from benchmarks.growth import StoreTimes, growth_table
 from benchmarks.scaling import Deployment, scaling_table
 
 
@@ -32,16 +30,6 @@ def test_growth_is_the_largest_store_over_the_smallest():
     table = growth_table([times(1_000, pull_ms=2.0), times(1_000_000, pull_ms=3.0)])
     (pull,) = (line for line in table.splitlines() if line.startswith("| pull"))
     assert [cell.strip() for cell in pull.split("|")[1:-1]] == ["pull", "2.00", "3.00", "1.50"]
-
-
-def test_growth_is_drawn_over_the_sizes(tmp_path: Path):
-    paths = write_growth_charts([times(1_000, pull_ms=2.0), times(10_000, pull_ms=2.5)], tmp_path)
-    assert [path.name for path in paths] == [
-        "pull-over-store-size.svg",
-        "claim-over-store-size.svg",
-    ]
-    assert ">10k<" in paths[0].read_text()
-    assert paths[0].read_text().count("<polyline") == 2
 
 
 @pytest.mark.parametrize(
