@@ -9,8 +9,9 @@ import asyncio
 import json
 import sys
 from dataclasses import asdict
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -31,7 +32,17 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Part = Literal["loops", "concurrency", "kill", "handover", "store"]
+
+class Part(StrEnum):
+    """What can be measured alone; typer takes lists of enumerations only."""
+
+    loops = "loops"
+    concurrency = "concurrency"
+    kill = "kill"
+    handover = "handover"
+    store = "store"
+
+
 Json = Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")]
 
 
@@ -43,7 +54,7 @@ def goals(
     json_path: Json = None,
 ) -> None:
     """Measure G1 to G13, each beside its goal."""
-    chosen = parts or get_args(Part)
+    chosen = parts or list(Part)
     figures: list[report.Figure] = []
     comparisons = []
     times: list[StoreTimes] = []
