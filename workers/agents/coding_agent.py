@@ -16,6 +16,7 @@ from workers.agents.coding_progress import explored_path, is_edit, read_progress
 from workers.agents.coding_task import CodingTask, prepare_task, read_diff, run_tests
 from workers.agents.tool_calling_agent import ToolCallingAgent
 from workers.core.base_tool import BaseAgenticTool
+from workers.core.conversation import begin_trajectory
 from workers.core.interaction import end_interactions
 from workers.core.options import Options
 from workers.core.tool_prompt import tools_text
@@ -87,7 +88,7 @@ class CodingAgent(ToolCallingAgent):
             SandboxFailure: The sandbox would not start or died.
             ValueError: A field of the task is not of its type.
         """
-        trajectory = self.begin(prompt, request_id, kwargs.get("trajectory"))
+        trajectory = begin_trajectory(prompt, request_id, kwargs.get("trajectory"))
         task = CodingTask.from_prompt(prompt, self.config)
         async with self.workspace(prompt, request_id) as sandbox:
             base_tree = await prepare_task(task, sandbox, has_own_files=self.has_own_files)

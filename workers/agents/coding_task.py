@@ -1,8 +1,8 @@
-"""A coding task in a sandbox: its files put there, the difference made to them, its tests run.
+"""A coding task in a sandbox: its files are written, its diff is read, its tests are run.
 
-Used by the coding agents around their work. Everything is done by commands in the sandbox, so it
-is the same for a local one, a container and a pod. Must not: take a failing command of its own for
-a result of the model's work (`SandboxFailure`).
+Used by the coding agents before and after the model's work. All steps are commands in the sandbox,
+so they are the same for a local sandbox, a container and a pod. A failing command of this module is
+a `SandboxFailure`, never a result of the model's work.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from workers.sandbox.base import CommandResult, Sandbox, SandboxFailure
 from workers.sandbox.workspace import check_root
 
 MAX_REPOSITORY_BYTES = 512 * 1024**2
 MAX_OUTPUT_CHARS = 8000
 _NOT_FOUND = 127
-_NEVER_IN_A_DIFF = ("__pycache__/**", "*.pyc", ".pytest_cache/**", "node_modules/**")
+_EXCLUDED_FROM_DIFF = ("__pycache__/**", "*.pyc", ".pytest_cache/**", "node_modules/**")
 _GIT = (
     "git -c safe.directory='*' -c user.name=task -c user.email=task@localhost "
     "-c core.hooksPath=/dev/null -c core.fsmonitor=false -c core.autocrlf=false"
@@ -32,17 +34,17 @@ _GIT = (
 
 @dataclass(frozen=True)
 class CodingTask:
-    """What one prompt asks to be done, and how it is judged.
+    """The files and commands of one task.
 
     Args:
         files: Path to content, written before the work begins.
         repository: A local directory that is copied in before the files; for a container that has
-            its repository already, None.
+            a repository already, None.
         setup_command: Run once before the work begins; its changes do not belong to the diff.
-        test_command: Exit code 0 is a pass; None leaves the work unjudged.
-        test_files: Path to content, written over whatever is there before the tests run.
-        restored_paths: Paths brought back to their first state before the tests run.
-        test_timeout_s: Longest run of the tests; beyond it they have failed.
+        test_command: Exit code 0 is a pass; None gives no reward.
+        test_files: Path to content, written before the tests run; existing files are replaced.
+        restored_paths: Paths restored to their first state before the tests run.
+        test_timeout_s: Longest run of the tests; after it they have failed.
     """
 
     files: Mapping[str, str] = field(default_factory=dict)
@@ -65,23 +67,22 @@ class CodingTask:
             for name in cls.__dataclass_fields__
         }
         given = {name: value for name, value in given.items() if value is not None}
-        for name in ("files", "test_files"):
-            value = given.get(name, {})
-            if not isinstance(value, Mapping) or not all(
-                isinstance(v, str) for v in value.values()
-            ):
-                raise ValueError(f"the task's {name} must be paths with their contents as text")
-        for name in ("repository", "setup_command", "test_command"):
-            if not isinstance(given.get(name, ""), str):
-                raise ValueError(f"the task's {name} must be text")
-        return cls(**given)
+        try:
+            return _CODING_TASK.validate_python(given)
+        except ValidationError as error:
+            problem = error.errors(include_url=False)[0]
+            field_path = ".".join(map(str, problem["loc"]))
+            raise ValueError(f"the task's {field_path} is wrong: {problem['msg']}") from None
+
+
+_CODING_TASK = TypeAdapter(CodingTask)
 
 
 @dataclass(frozen=True)
 class TestVerdict:
-    """How the task's tests ended."""
+    """The result of the task's tests."""
 
-    __test__ = False  # not a test case, whatever its name begins with
+    __test__ = False  # pytest takes classes named Test... for test cases
 
     passed: bool
     exit_code: int
@@ -93,15 +94,15 @@ async def prepare_task(task: CodingTask, sandbox: Sandbox, *, has_own_files: boo
     """Put the task's files into the sandbox; returns the git tree its diff is taken against.
 
     Args:
-        task: What to put there.
-        sandbox: Where.
-        has_own_files: Whether the directory is somebody's own, where no repository is begun.
+        task: The task.
+        sandbox: The sandbox of the trajectory.
+        has_own_files: Whether the directory belongs to the user; then no repository is created.
 
     Returns:
-        None where there is no git, or no repository and none may be begun.
+        None without git, or without a repository where none may be created.
 
     Raises:
-        SandboxFailure: It did not work.
+        SandboxFailure: A command failed.
     """
     if task.repository is not None:
         archive = await asyncio.to_thread(_pack, task.repository)
@@ -109,13 +110,13 @@ async def prepare_task(task: CodingTask, sandbox: Sandbox, *, has_own_files: boo
     await write_files(task.files, sandbox)
     if task.setup_command:
         await _checked(sandbox, task.setup_command, "run the setup command")
-    return await _base_tree(sandbox, may_begin=not has_own_files)
+    return await _base_tree(sandbox, may_create=not has_own_files)
 
 
 async def read_diff(sandbox: Sandbox, base_tree: str) -> str:
     """Return all changes since the base, new files included, as `git apply` takes them.
 
-    Empty when nothing changed, or the repository was destroyed.
+    The diff is empty if nothing changed, or if the model destroyed the repository.
     """
     diff = f"{_GIT} diff --cached --binary --no-color --no-ext-diff {base_tree}"
     result = await sandbox.run(f"{_staged(base_tree)} && {diff}")
@@ -132,7 +133,7 @@ async def run_tests(task: CodingTask, sandbox: Sandbox, base_tree: str | None) -
         paths = " ".join(map(shlex.quote, task.restored_paths))
         command = f"rm -rf -- {paths} && {_GIT} checkout {base_tree} -- {paths}"
         if not (await sandbox.run(command)).succeeded:
-            # Only a destroyed repository can make this fail: the model's doing, not ours.
+            # This fails only if the model destroyed the repository, so the tests have failed.
             return TestVerdict(False, 1, False, "the tests could not be restored")
     await write_files(task.test_files, sandbox)
     result = await sandbox.run(task.test_command or "true", timeout_s=task.test_timeout_s)
@@ -157,24 +158,24 @@ async def write_files(files: Mapping[str, str], sandbox: Sandbox) -> None:
             raise SandboxFailure(f"The task's file {path} could not be written: {error}") from error
 
 
-async def _base_tree(sandbox: Sandbox, *, may_begin: bool) -> str | None:
-    """Return the present state as a git tree, beginning a repository where there is none."""
+async def _base_tree(sandbox: Sandbox, *, may_create: bool) -> str | None:
+    """Return the present state as a git tree; creates a repository where there is none."""
     inside = await sandbox.run(f"{_GIT} rev-parse --show-toplevel")
-    if inside.exit_code == _NOT_FOUND or (not inside.succeeded and not may_begin):
+    if inside.exit_code == _NOT_FOUND or (not inside.succeeded and not may_create):
         return None
     if not inside.succeeded:
-        begin = f"{_GIT} init -q && {_GIT} add -A && {_GIT} commit -q --allow-empty -m base"
-        await _checked(sandbox, begin, "begin a repository")
+        create = f"{_GIT} init -q && {_GIT} add -A && {_GIT} commit -q --allow-empty -m base"
+        await _checked(sandbox, create, "create a repository")
     tree = await _checked(sandbox, f"{_staged('HEAD')} && {_GIT} write-tree", "read its state")
     return tree.stdout.strip()
 
 
 def _staged(base: str) -> str:
-    """Return the command that stages the present state in an index of its own.
+    """Return the command that stages the present state in a separate index.
 
-    What the model staged, or left half-merged, does not matter then and is not touched.
+    The model's own index is neither read nor changed, even in the middle of a merge.
     """
-    excluded = " ".join(shlex.quote(f":(exclude,glob)**/{path}") for path in _NEVER_IN_A_DIFF)
+    excluded = " ".join(shlex.quote(f":(exclude,glob)**/{path}") for path in _EXCLUDED_FROM_DIFF)
     return (
         "GIT_INDEX_FILE=$(mktemp -d)/index && export GIT_INDEX_FILE && "
         f"{_GIT} read-tree {base} && {_GIT} add -A -- . {excluded}"
@@ -195,7 +196,7 @@ def _pack(repository: str) -> bytes:
     """Return a directory as an archive.
 
     Raises:
-        SandboxFailure: It is not there, is no directory to be given away, or is too large.
+        SandboxFailure: The directory is missing, may not be copied, or is too large.
     """
     try:
         root = check_root(repository)

@@ -1,41 +1,41 @@
-"""A plain async function as an agent: its model calls and tool calls are recorded for it.
+"""A plain async function as an agent, with its model calls and tool calls recorded.
 
-Made by `registry.register_agent`. The function is `async def solve(prompt, llm, ...)` and may also
-ask, by name, for `tools`, `request_id`, `trajectory` and `config`. Further parameters, which have a
-default, are options of the run's agent config. Must not: change what the function sends to the
+Made by `registry.register_agent`. The function is `async def solve(prompt, llm, ...)`. It may also
+have the parameters `tools`, `request_id`, `trajectory` and `config`. Further parameters need a
+default; they are options of the agent. Must not: change the messages that the function sends to the
 model, or turn its exceptions into an answer.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from workers.core.base_agent import BaseAgent
 from workers.core.call_parser import CallParseError, parse_json_arguments
-from workers.core.conversation import content_chars, message_text
+from workers.core.conversation import begin_trajectory, content_chars, message_text
 from workers.core.model_response import ModelResponse, NativeToolCall
 from workers.core.options import options_of
 from workers.core.reply_parser import read_reply, whole_reply
 from workers.core.tool_schemas import ToolResult
 from workers.core.trajectory import StepType, Trajectory, TrajectoryStep
 
-OFFERED = ("tools", "request_id", "trajectory", "config")
+ARGUMENTS = ("tools", "request_id", "trajectory", "config")
 ANSWER_KEYS = ("answer", "content")
 
 
 class AnswerShapeError(TypeError):
-    """A function agent returned something that is no answer: running it again would not help."""
+    """A function agent returned a value that is no answer, so a retry cannot help."""
 
 
 class RecordedModel:
-    """The `llm` a function agent is given: calls the model and records the call.
+    """The `llm` of a function agent: calls the model and records the call.
 
     Args:
-        agent: Gives the sampling parameters.
+        agent: The agent with the sampling parameters.
         llm_generate_func: The model's client.
-        trajectory: Where calls are recorded.
+        trajectory: The record of the calls.
     """
 
     def __init__(self, agent: BaseAgent, llm_generate_func: Any, trajectory: Trajectory) -> None:
@@ -45,7 +45,7 @@ class RecordedModel:
         self.n_calls = 0
 
     async def __call__(self, messages: str | list[dict[str, Any]], **kwargs: Any) -> ModelResponse:
-        """Send messages, or one text, and return the answer; its text is `.text`."""
+        """Send messages, or one text, and return the response; its text is `.text`."""
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
         sent = [dict(message) for message in messages]
@@ -59,7 +59,7 @@ class RecordedModel:
         return response
 
     def _record_sent(self, sent: list[dict[str, Any]]) -> None:
-        """Record what was sent and is not in the conversation yet."""
+        """Record the messages that are not in the conversation yet."""
         if self.n_calls == 0:
             self._record_prompt(sent)
             return
@@ -73,7 +73,7 @@ class RecordedModel:
             self._trajectory.add_step(step)
 
     def _record_prompt(self, sent: list[dict[str, Any]]) -> None:
-        """Let the prompt's step stand for what was really sent first."""
+        """Record the messages of the first call in the prompt's step."""
         if sent and sent[0].get("role") == "system":
             self._trajectory.metadata["system_prompt"] = message_text(sent[0])
             sent = sent[1:]
@@ -93,7 +93,7 @@ class BoundTool:
 
     async def __call__(self, **arguments: Any) -> ToolResult:
         """Run the tool; a failure is a result with success=False."""
-        # The function decides what of this the model gets to see: no chat message.
+        # No chat message: the function decides which part of the result the model sees.
         action = TrajectoryStep(
             StepType.ACTION, self.name, {"chat_message": None}, self.name, arguments
         )
@@ -109,31 +109,24 @@ class BoundTool:
         )
 
 
-class Tools(Mapping[str, BoundTool]):
+class Tools(dict[str, BoundTool]):
     """The agent's tools by name, bound to one trajectory."""
 
     def __init__(self, agent: BaseAgent, trajectory: Trajectory) -> None:
+        super().__init__({name: BoundTool(name, agent, trajectory) for name in agent.tools})
         self._agent = agent
         self._trajectory = trajectory
 
-    def __getitem__(self, name: str) -> BoundTool:
-        if name not in self._agent.tools:
-            known = ", ".join(self._agent.tools) or "none"
-            raise KeyError(f"there is no tool named {name!r}; available tools: {known}")
-        return BoundTool(name, self._agent, self._trajectory)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._agent.tools)
-
-    def __len__(self) -> int:
-        return len(self._agent.tools)
+    def __missing__(self, name: str) -> BoundTool:
+        known = ", ".join(self) or "none"
+        raise KeyError(f"there is no tool named {name!r}; available tools: {known}")
 
     def schemas(self) -> list[dict[str, Any]]:
-        """Return the list to pass to `llm(messages, tools=...)`."""
+        """Return the schemas for `llm(messages, tools=...)`."""
         return [schema.to_openai() for schema in self._agent.tool_schemas().values()]
 
     async def answer(self, call: NativeToolCall) -> dict[str, Any]:
-        """Run a native call of the model and return the message that answers it."""
+        """Run a native call of the model and return the message with its result."""
         try:
             arguments = parse_json_arguments(call.arguments)
         except CallParseError as error:
@@ -152,7 +145,7 @@ class FunctionAgent(BaseAgent):
 
     function: ClassVar[Callable[..., Any]]
     wanted: ClassVar[tuple[str, ...]] = ()
-    set_by_config: ClassVar[tuple[str, ...]] = ()
+    option_names: ClassVar[tuple[str, ...]] = ()
 
     async def run_trajectory(
         self, prompt: dict[str, Any], llm_generate_func: Any, request_id: str, **kwargs: Any
@@ -160,9 +153,9 @@ class FunctionAgent(BaseAgent):
         """Run the function and record its answer, see `BaseAgent.run_trajectory`.
 
         Raises:
-            AnswerShapeError: It returned something that is no answer.
+            AnswerShapeError: The function returned a value that is no answer.
         """
-        trajectory = self.begin(prompt, request_id, kwargs.get("trajectory"))
+        trajectory = begin_trajectory(prompt, request_id, kwargs.get("trajectory"))
         llm = RecordedModel(self, llm_generate_func, trajectory)
         offered = {
             "tools": Tools(self, trajectory),
@@ -171,16 +164,16 @@ class FunctionAgent(BaseAgent):
             "config": self.config,
         }
         wanted = {name: offered[name] for name in self.wanted}
-        wanted |= {name: self.config[name] for name in self.set_by_config if name in self.config}
+        wanted |= {name: self.config[name] for name in self.option_names if name in self.config}
         try:
             given = await type(self).function(prompt, llm, **wanted)
         finally:
             await self.release_tools(trajectory)
-        trajectory = self._with_answer(given, trajectory, was_said=llm.n_calls > 0)
+        trajectory = self._with_answer(given, trajectory, has_reply=llm.n_calls > 0)
         self.finalize_trajectory(trajectory)
         return trajectory
 
-    def _with_answer(self, given: Any, trajectory: Trajectory, was_said: bool) -> Trajectory:
+    def _with_answer(self, given: Any, trajectory: Trajectory, has_reply: bool) -> Trajectory:
         if isinstance(given, Trajectory):
             return given
         if isinstance(given, Mapping):
@@ -190,13 +183,13 @@ class FunctionAgent(BaseAgent):
                 f"agent {type(self).__name__!r} returned {type(given).__name__}; it must return "
                 'the answer as text, a dict with "answer", or a Trajectory'
             )
-        # Once the model has spoken, the conversation holds what was said; the answer is a value.
-        metadata: dict[str, Any] = {"chat_message": None} if was_said else {}
+        # No message after a model call: the conversation already ends with the model's reply.
+        metadata: dict[str, Any] = {"chat_message": None} if has_reply else {}
         trajectory.add_step(TrajectoryStep(StepType.FINAL_ANSWER, given, metadata))
         return trajectory
 
     def _take_dict(self, given: Mapping[str, Any], trajectory: Trajectory) -> Any:
-        """Take reward and metadata from what the function returned; return its answer."""
+        """Record reward and metadata of the function's result; return its answer."""
         key = next((key for key in ANSWER_KEYS if key in given), None)
         if key is None:
             raise AnswerShapeError(
@@ -218,7 +211,8 @@ def agent_class_of(name: str, function: Callable[..., Any]) -> type[FunctionAgen
     """Return the agent class that runs a function.
 
     Raises:
-        TypeError: It is not `async def f(prompt, llm, ...)` with further parameters of known names.
+        TypeError: The function is not `async def f(prompt, llm, ...)`, or has an unknown parameter
+            without a default.
     """
     label = f"agent {name!r}: {getattr(function, '__name__', function)!s}"
     if not inspect.iscoroutinefunction(function):
@@ -228,31 +222,31 @@ def agent_class_of(name: str, function: Callable[..., Any]) -> type[FunctionAgen
     if len(positional) < 2 or any(item.kind is item.VAR_KEYWORD for item in positional):
         raise TypeError(f"{label} must take two parameters first: prompt and llm")
     wanted: list[str] = []
-    set_by_config: list[str] = []
+    option_names: list[str] = []
     for item in parameters:
-        if item in positional:
+        if item in positional or item.kind is item.VAR_POSITIONAL:
             continue
-        if item.name in OFFERED:
+        if item.kind is item.VAR_KEYWORD:
+            wanted = list(ARGUMENTS)
+        elif item.name in ARGUMENTS:
             wanted.append(item.name)
-        elif item.kind is item.VAR_KEYWORD:
-            wanted = list(OFFERED)
         elif item.default is not item.empty:
-            set_by_config.append(item.name)
-        elif item.kind is not item.VAR_POSITIONAL:
+            option_names.append(item.name)
+        else:
             raise TypeError(
                 f"{label} asks for {item.name!r}; besides prompt and llm it may ask for: "
-                f"{', '.join(OFFERED)}, and for options that have a default"
+                f"{', '.join(ARGUMENTS)}, and for options that have a default"
             )
     attributes: dict[str, Any] = {
         "function": staticmethod(function),
         "wanted": tuple(wanted),
-        "set_by_config": tuple(set_by_config),
+        "option_names": tuple(option_names),
         "__doc__": function.__doc__,
         "__module__": function.__module__,
     }
     if "config" not in wanted:
         types = options_of(function)
-        attributes["options"] = {name: types[name] for name in set_by_config}
+        attributes["options"] = {name: types[name] for name in option_names}
     return type(name, (FunctionAgent,), attributes)
 
 

@@ -1,6 +1,6 @@
 """The `react` agent: reason, act, observe, in text (`Thought:`, `Action:`) or native tool calls.
 
-Used by name through the registry. Must not: run an action the model did not write itself.
+Used by name through the registry. Must not: run an action that the model did not write.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class ReActAgent(ToolCallingAgent):
 
     Args:
         *args: As `BaseAgent`.
-        require_thought_before_action: Whether an action needs a thought before it in its reply; one
-            without is not run, and the model is told so.
+        require_thought_before_action: Whether an action needs a thought before it in its reply; an
+            action without a thought is not run, and its result says so.
         enable_self_reflection: Whether the model is asked to reflect after a failed tool call.
         **kwargs: As `ToolCallingAgent`.
     """
@@ -59,7 +59,7 @@ class ReActAgent(ToolCallingAgent):
     def refusal(
         self, number: int, steps: list[TrajectoryStep], trajectory: Trajectory
     ) -> str | None:
-        """Refuse an action that has no thought before it, where thoughts are required."""
+        """Refuse an action without a thought before it, if thoughts are required."""
         if not self.require_thought_before_action:
             return None
         if any(step.step_type is StepType.THOUGHT for step in steps[:number]):
@@ -67,7 +67,7 @@ class ReActAgent(ToolCallingAgent):
         return "the action was not run: write a line 'Thought: ...' before each action"
 
     def append_result(self, result: TrajectoryStep, trajectory: Trajectory) -> bool:
-        """Append a tool's result, and after a failure the request to reflect on it."""
+        """Append a tool's result; after a failure it asks the model to reflect."""
         message = result.metadata["chat_message"]
         if self.enable_self_reflection and not result.metadata["execution_successful"]:
             message["content"] += f"\n{_REFLECTION}"

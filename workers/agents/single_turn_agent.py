@@ -1,4 +1,4 @@
-"""The `single_turn` agent: one model call, its text is the answer.
+"""The `single_turn` agent: one model call, whose text is the answer.
 
 Used by name through the registry. Must not: add instructions of its own to the prompt.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from workers.core.base_agent import BaseAgent
-from workers.core.conversation import content_chars
+from workers.core.conversation import begin_trajectory, content_chars
 from workers.core.interaction import end_interactions, respond_to_answer
 from workers.core.model_response import ModelResponse
 from workers.core.options import Options
@@ -17,7 +17,7 @@ from workers.core.trajectory import Trajectory
 
 
 class SingleTurnAgent(BaseAgent):
-    """One question, one answer; with interactions, one per turn."""
+    """One question and one answer; with interactions, one answer per turn."""
 
     options: ClassVar[Options] = {}
 
@@ -29,18 +29,18 @@ class SingleTurnAgent(BaseAgent):
         self, prompt: dict[str, Any], llm_generate_func: Any, request_id: str, **kwargs: Any
     ) -> Trajectory:
         """Ask the model once, see `BaseAgent.run_trajectory`."""
-        trajectory = self.begin(prompt, request_id, kwargs.get("trajectory"))
+        trajectory = begin_trajectory(prompt, request_id, kwargs.get("trajectory"))
         while True:
             messages = self.format_messages_for_llm(trajectory)
             response = await self.call_llm(llm_generate_func, messages, trajectory)
             trajectory.add_step(whole_reply(response, content_chars(messages)))
-            if not await self._goes_on(response, trajectory):
+            if not await self._has_next_turn(response, trajectory):
                 break
         await end_interactions(self.interactions, trajectory)
         self.finalize_trajectory(trajectory)
         return trajectory
 
-    async def _goes_on(self, response: ModelResponse, trajectory: Trajectory) -> bool:
+    async def _has_next_turn(self, response: ModelResponse, trajectory: Trajectory) -> bool:
         if response.finish_reason == "length":
             trajectory.metadata["stop_reason"] = "max_tokens"
             return False

@@ -1,7 +1,7 @@
-"""The `tool` agent: solves by tool calls, several at once, native or as `TOOL_CALL: name(k=v)`.
+"""The `tool` agent: several tool calls in one reply, native or as `TOOL_CALL: name(k=v)`.
 
-Used by name through the registry. Must not: run more calls of one reply than allowed; those beyond
-are answered with the reason, since every native call needs an answer.
+Used by name through the registry. Must not: run more calls of one reply than allowed. Further calls
+get the reason as their result, since the API requires a result for every native call.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from workers.core.trajectory import StepType, Trajectory, TrajectoryStep
 
 
 class ToolAgent(ToolCallingAgent):
-    """Tool calls first; a reply without one is the answer.
+    """Solves a task by tool calls; a reply without a call is the answer.
 
     Args:
         *args: As `BaseAgent`.
         allow_multiple_tool_calls: Whether one reply may make several calls.
         require_tool_usage: Whether an answer counts only after a tool was used.
-        max_tool_calls_per_step: Most calls of one reply that are run; they run concurrently.
+        max_tool_calls_per_step: Most calls of one reply that are run, concurrently.
         native_tools: As `ToolCallingAgent`; here True by default.
         **kwargs: As `ToolCallingAgent`.
     """
@@ -61,37 +61,32 @@ class ToolAgent(ToolCallingAgent):
         )
 
     async def act_on(self, steps: list[TrajectoryStep], trajectory: Trajectory) -> bool:
-        """Append the reply and run its calls side by side; results keep the calls' order."""
+        """Append the reply and run its calls concurrently; the results keep the calls' order."""
+        calls = [step for step in steps if step.step_type is StepType.ACTION]
         for step in steps:
-            if step.step_type is StepType.FINAL_ANSWER and self.must_use_a_tool(trajectory, steps):
+            is_answer = step.step_type is StepType.FINAL_ANSWER
+            if is_answer and self.require_tool_usage and not (calls or _has_used_tools(trajectory)):
                 step.step_type = StepType.THOUGHT
             trajectory.add_step(step)
-        calls = [step for step in steps if step.step_type is StepType.ACTION]
         if not calls:
             return steps[-1].step_type is StepType.FINAL_ANSWER
-        return await self.run_calls(calls, trajectory)
-
-    async def run_calls(self, calls: list[TrajectoryStep], trajectory: Trajectory) -> bool:
-        """Run the calls that may be run and append all results; says whether any was usable."""
-        problems = [self.problem_of(number, call) for number, call in enumerate(calls)]
-        if self.is_out_of_calls(trajectory) and None in problems:
+        problems = [self.problem_of(number, calls, trajectory) for number in range(len(calls))]
+        if None in problems and self.is_out_of_calls(trajectory):
             trajectory.metadata["stop_reason"] = "max_tool_calls"
             return True
-        results = await asyncio.gather(
-            *(
-                self.result_of(call, problem, trajectory)
-                for call, problem in zip(calls, problems, strict=True)
-            )
-        )
-        for result in results:
+        results = [
+            self.result_of(call, problem, trajectory)
+            for call, problem in zip(calls, problems, strict=True)
+        ]
+        for result in await asyncio.gather(*results):
             if not self.append_result(result, trajectory):
                 break
         return None in problems
 
-    def problem_of(self, number: int, call: TrajectoryStep) -> str | None:
-        """Return why a call is not run; None runs it."""
-        if problem := call.metadata.get("parse_error"):
-            return problem
+    def refusal(
+        self, number: int, steps: list[TrajectoryStep], trajectory: Trajectory
+    ) -> str | None:
+        """Refuse the calls beyond the most that one reply may make."""
         if number < self.max_tool_calls_per_step:
             return None
         return (
@@ -99,13 +94,12 @@ class ToolAgent(ToolCallingAgent):
             "make it again in the next one if it is still needed"
         )
 
-    def must_use_a_tool(self, trajectory: Trajectory, steps: list[TrajectoryStep]) -> bool:
-        """Say whether an answer comes too early, because no tool was used."""
-        has_call = any(step.step_type is StepType.ACTION for step in steps)
-        return self.require_tool_usage and not has_call and not trajectory.metadata.get("tools")
-
     def reminder(self) -> str:
-        """Return what the model is told after a reply without the tool call that is required."""
+        """Return the message after a reply that is neither a call nor an answer that counts."""
         if self.require_tool_usage:
             return "Use one of the tools before you answer."
         return "Call a tool, or write the result of the task."
+
+
+def _has_used_tools(trajectory: Trajectory) -> bool:
+    return bool(trajectory.metadata.get("tools"))

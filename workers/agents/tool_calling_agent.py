@@ -1,7 +1,8 @@
-"""The loop of agents that act: call the model, run its tool calls, tell it the results, until done.
+"""The loop of agents with tools: call the model, run its tool calls, send it the results.
 
-Derived from by the react, tool and coding agents, which differ in what they ask of a reply. Must
-not: keep anything of a trajectory on the agent, or touch an exception of the model's client.
+The react, tool and coding agents derive from it; they differ in their instructions and in the calls
+they refuse. Must not: keep state of a trajectory on the agent, or catch an exception of the model's
+client.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from workers.core.base_agent import BaseAgent
+from workers.core.conversation import begin_trajectory
 from workers.core.interaction import end_interactions, respond_to_answer
 from workers.core.model_response import ModelResponse
 from workers.core.reply_parser import read_reply
@@ -21,13 +23,14 @@ class ToolCallingAgent(BaseAgent):
 
     Args:
         *args: As `BaseAgent`.
-        native_tools: Whether tools are offered to the model in the OpenAI format; else they are
-            described in the system prompt. A reply in either format is understood.
+        native_tools: Whether tools are offered to the model in the OpenAI format; else the system
+            prompt describes them. Replies in either format are read.
         max_consecutive_thoughts: The trajectory ends with `parse_error` after this many replies in
             a row with neither a usable tool call nor an answer.
         **kwargs: As `BaseAgent`.
     """
 
+    #: Whether a reply without labels is the answer, also where tools are described in text.
     unlabelled_is_answer = False
 
     def __init__(
@@ -45,7 +48,7 @@ class ToolCallingAgent(BaseAgent):
         self, prompt: dict[str, Any], llm_generate_func: Any, request_id: str, **kwargs: Any
     ) -> Trajectory:
         """Work on one prompt, see `BaseAgent.run_trajectory`."""
-        trajectory = self.begin(prompt, request_id, kwargs.get("trajectory"))
+        trajectory = begin_trajectory(prompt, request_id, kwargs.get("trajectory"))
         try:
             await self.work(trajectory, llm_generate_func)
         finally:
@@ -55,7 +58,7 @@ class ToolCallingAgent(BaseAgent):
         return trajectory
 
     async def work(self, trajectory: Trajectory, llm_generate_func: Any) -> None:
-        """Call the model and act on its replies until there is a reason to stop."""
+        """Call the model and act on its replies until a stop reason."""
         unusable_replies = 0
         while self.should_continue(trajectory):
             steps = await self.generate(llm_generate_func, trajectory, **self.offered_tools())
@@ -94,34 +97,32 @@ class ToolCallingAgent(BaseAgent):
             if step.step_type is StepType.FINAL_ANSWER:
                 return True
             if step.step_type is StepType.ACTION:
-                problem = step.metadata.get("parse_error") or self.refusal(
-                    number, steps, trajectory
-                )
+                problem = self.problem_of(number, steps, trajectory)
                 is_usable |= problem is None
-                if not await self.run_action(step, problem, trajectory):
+                if problem is None and self.is_out_of_calls(trajectory):
+                    trajectory.metadata["stop_reason"] = "max_tool_calls"
+                    return True
+                result = await self.result_of(step, problem, trajectory)
+                if not self.append_result(result, trajectory):
                     return True
         return is_usable
+
+    def problem_of(
+        self, number: int, steps: list[TrajectoryStep], trajectory: Trajectory
+    ) -> str | None:
+        """Return the reason why the call at this index of the reply is not run; None runs it."""
+        return steps[number].metadata.get("parse_error") or self.refusal(number, steps, trajectory)
 
     def refusal(
         self, number: int, steps: list[TrajectoryStep], trajectory: Trajectory
     ) -> str | None:
-        """Return why the call at this place of the reply is not run; None runs it."""
+        """Return the reason why a well-formed call is not run; None runs it."""
         return None
-
-    async def run_action(
-        self, step: TrajectoryStep, problem: str | None, trajectory: Trajectory
-    ) -> bool:
-        """Run one call, or tell its problem, and append the result; False ends the trajectory."""
-        if problem is None and self.is_out_of_calls(trajectory):
-            trajectory.metadata["stop_reason"] = "max_tool_calls"
-            return False
-        result = await self.result_of(step, problem, trajectory)
-        return self.append_result(result, trajectory)
 
     async def result_of(
         self, step: TrajectoryStep, problem: str | None, trajectory: Trajectory
     ) -> TrajectoryStep:
-        """Return the result step of a call; a call with a problem is not run."""
+        """Return the result step of a call; the result of a refused call is its problem."""
         call_id = step.metadata.get("tool_call_id")
         if problem is not None:
             result = ToolResult(success=False, error=problem)
@@ -131,7 +132,7 @@ class ToolCallingAgent(BaseAgent):
         )
 
     def append_result(self, result: TrajectoryStep, trajectory: Trajectory) -> bool:
-        """Append a tool's result; False when the tool ended the trajectory."""
+        """Append a tool's result; False if the tool ended the trajectory."""
         trajectory.add_step(result)
         if not result.metadata.get("stop"):
             return True
@@ -139,13 +140,13 @@ class ToolCallingAgent(BaseAgent):
         if answer is None:
             trajectory.metadata["stop_reason"] = "tool_stopped"
         else:
-            # The answer was an argument of the call, which is in the conversation already.
+            # No message: the conversation has the answer already, as an argument of the call.
             final = TrajectoryStep(StepType.FINAL_ANSWER, str(answer), {"chat_message": None})
             trajectory.add_step(final)
         return False
 
     def is_out_of_calls(self, trajectory: Trajectory) -> bool:
-        """Say whether the trajectory has made all the tool calls it may make."""
+        """Say whether the trajectory has reached `max_tool_calls`."""
         if self.max_tool_calls is None:
             return False
         counts = trajectory.metadata.get("tools", {}).values()
@@ -154,15 +155,15 @@ class ToolCallingAgent(BaseAgent):
     def handle_unusable(
         self, steps: list[TrajectoryStep], unusable_replies: int, trajectory: Trajectory
     ) -> None:
-        """End the trajectory after too many unusable replies, else tell the model what to write."""
+        """End the trajectory after too many unusable replies, else send the model a reminder."""
         if unusable_replies >= self.max_consecutive_thoughts:
             trajectory.metadata["stop_reason"] = "parse_error"
         elif not any(step.step_type is StepType.ACTION for step in steps):
-            # An unusable call has been answered with its problem already.
+            # The result of an unusable call names its problem already.
             trajectory.add_step(TrajectoryStep(StepType.OBSERVATION, self.reminder()))
 
     def reminder(self) -> str:
-        """Return what the model is told after a reply with neither a call nor an answer."""
+        """Return the message after a reply with neither a call nor an answer."""
         if self.native_tools:
             return "Call a tool, or write your result after 'Final Answer:'."
         if not self.tools:

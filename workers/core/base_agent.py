@@ -1,8 +1,8 @@
-"""What every agent is and can do: the abstract class that agents derive from.
+"""The abstract class that agents derive from: prompts, model calls, tool calls, stop reasons.
 
 Subclassed by `workers/agents/*` and by users; run by `AgenticRollout` and the worker's executor.
-One agent object serves many trajectories at once, so what belongs to a trajectory lives in the
-trajectory. Must not: catch an exception of the model's client, which is no result.
+One agent object serves many trajectories at once, so the state of a trajectory is kept in the
+trajectory. Must not: catch an exception of the model's client.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from workers.core.conversation import begin_trajectory, content_chars
+from workers.core.conversation import content_chars
 from workers.core.model_response import ModelResponse, as_model_response
 from workers.core.options import Options, options_of, takes_any
 from workers.core.reply_parser import first_step_of, read_reply
@@ -20,7 +20,7 @@ from workers.core.sync_call import call_anyhow
 from workers.core.tool_call import checked_tool, invoke_tool, release_tool, tool_schema
 from workers.core.tool_prompt import tools_text
 from workers.core.tool_registry import create_tools
-from workers.core.tool_schemas import OpenAIFunctionToolSchema, ToolResult
+from workers.core.tool_schemas import OpenAIFunctionToolSchema, ToolResult, cut_middle
 from workers.core.trajectory import StepType, Trajectory, TrajectoryStep
 
 STOP_REASONS = (
@@ -31,26 +31,25 @@ STOP_REASONS = (
     "parse_error",
     "tool_stopped",
 )
-CUT_NOTICE = "\n[... {} of {} characters cut here ...]\n"
 
 
 class BaseAgent(ABC):
     """An agent: turns a prompt into a trajectory by calling a model and tools.
 
     Args:
-        max_steps: A trajectory ends at this many steps, every kind counted. A reply is recorded
-            whole, so the last one may pass it by a step or two.
+        max_steps: A trajectory ends at this many steps of any kind. The steps of one reply are
+            recorded together, so the last reply may exceed the limit by a step or two.
         max_tokens_per_step: Most tokens sampled by one model call.
         temperature: Sampling temperature.
-        tools_config: Tool names, or name to settings; each is made by the tool registry.
-        **kwargs: Further options, kept in `config`. Known to every agent: `system_prompt` (text put
-            before the agent's own), `max_total_tokens` (most tokens sampled by all calls together),
+        tools_config: Tool names, or name to settings; the tool registry makes the tools.
+        **kwargs: Further options, kept in `config`. Every agent takes: `system_prompt` (text before
+            the agent's own), `max_total_tokens` (most tokens sampled by all calls together),
             `max_tool_calls`, `tool_timeout_s` (600), `max_observation_chars` (20,000),
-            `generate_kwargs` (passed on to each model call, such as `stop`).
+            `generate_kwargs` (passed to each model call, such as `stop`).
     """
 
-    #: Options beside those of the signature, with their types. A class that states its own, if only
-    #: an empty one, takes no others; one that does not may find anything in its `config`.
+    #: Options beside those of the signature, with their types. A class with `options` of its own,
+    #: even empty ones, takes no others; a class without them takes any option.
     options: ClassVar[Options] = {
         "system_prompt": str | None,
         "max_total_tokens": int | None,
@@ -60,8 +59,8 @@ class BaseAgent(ABC):
         "generate_kwargs": dict[str, Any],
     }
 
-    #: Whether the final reward is a verdict on the finished work, which a trajectory that was cut
-    #: off does not have.
+    #: Whether the agent itself rewards the finished work. A trajectory that was cut off then has no
+    #: reward.
     judges_itself = False
 
     def __init__(
@@ -93,7 +92,7 @@ class BaseAgent(ABC):
 
     @classmethod
     def known_options(cls) -> Options | None:
-        """Return every option with its type; None: any, by `**kwargs` without `options`."""
+        """Return every option with its type; None if a class with `**kwargs` takes any option."""
         if "options" not in vars(cls) and takes_any(cls.__init__):
             return None
         known: dict[str, Any] = {}
@@ -112,12 +111,12 @@ class BaseAgent(ABC):
         """Work on one prompt until a stop reason; the model client's exceptions propagate.
 
         Args:
-            prompt: "content" (text) or "messages" (a list), and whatever else the task brings.
+            prompt: "content" (text) or "messages" (a list), and other fields of the task.
             llm_generate_func: `(messages, max_tokens=, temperature=, **kw)`, sync or async; returns
                 text, a dict with "content", or an object with `.text`.
-            request_id: Name of this attempt; also the instance id of its tools, so unique.
-            **kwargs: `trajectory`: the object to append to, so that the caller still has what
-                there was when the model's client raises.
+            request_id: Unique name of this attempt; also the instance id of its tools.
+            **kwargs: `trajectory`: the object to append to, so that the caller keeps the steps so
+                far when the model's client raises.
         """
 
     def set_tools(self, tools: Mapping[str, Any]) -> None:
@@ -127,7 +126,7 @@ class BaseAgent(ABC):
         self._system_prompt = None
 
     def set_interactions(self, interactions: Mapping[str, Any]) -> None:
-        """Use these interactions: each may answer a final answer and let the agent go on."""
+        """Use these interactions: each may reply to a final answer, and the agent continues."""
         self.interactions = dict(interactions)
 
     def tool_schemas(self) -> dict[str, OpenAIFunctionToolSchema]:
@@ -137,11 +136,11 @@ class BaseAgent(ABC):
         return self._schemas
 
     def should_continue(self, trajectory: Trajectory) -> bool:
-        """Say whether there is another model call: no answer yet, and no limit reached."""
+        """Say whether to call the model again: no answer yet, and no limit reached."""
         return not trajectory.is_completed and self.decide_stop(trajectory) is None
 
     def decide_stop(self, trajectory: Trajectory) -> str | None:
-        """Return why the trajectory is at its end, or None when it is not."""
+        """Return the stop reason of the trajectory; None if it continues."""
         if (reason := trajectory.metadata.get("stop_reason")) is not None:
             return reason
         if any(step.step_type is StepType.FINAL_ANSWER for step in reversed(trajectory.steps)):
@@ -151,7 +150,7 @@ class BaseAgent(ABC):
         return "max_steps" if len(trajectory.steps) >= self.max_steps else None
 
     def tokens_left(self, trajectory: Trajectory) -> int | None:
-        """Return how many more tokens may be sampled in all; None without a limit."""
+        """Return the number of tokens that may still be sampled; None without a limit."""
         if self.max_total_tokens is None:
             return None
         used = trajectory.metadata.get("usage", {}).get("completion_tokens", 0)
@@ -170,17 +169,13 @@ class BaseAgent(ABC):
             "Final Answer: the result"
         )
 
-    def parse_llm_output(
-        self, output: Any, step_type: StepType = StepType.THOUGHT
-    ) -> TrajectoryStep:
-        """Read a model's answer as one step.
+    def parse_llm_output(self, output: Any) -> TrajectoryStep:
+        """Read a model's reply as one step.
 
         `Action: name(k=v)` or a native call becomes an action with `tool_name` and `tool_args`,
-        `Final Answer:` a final answer; anything else is of `step_type`.
+        `Final Answer:` a final answer; any other reply is a thought.
         """
-        return first_step_of(
-            as_model_response(output), unlabelled=step_type, parameter_names=self.parameter_names
-        )
+        return first_step_of(as_model_response(output), parameter_names=self.parameter_names)
 
     def parameter_names(self, tool_name: str) -> Sequence[str]:
         """Return a tool's parameters in order; none for an unknown tool."""
@@ -193,8 +188,8 @@ class BaseAgent(ABC):
         """Call the model once and return the steps of its reply, not yet appended.
 
         Raises:
-            Exception: Whatever the model's client raises.
-            TypeError: It returned something that is no answer.
+            Exception: The model's client raised it.
+            TypeError: The client returned a value of an unknown type.
         """
         messages = self.format_messages_for_llm(trajectory)
         response = await self.call_llm(llm_generate_func, messages, trajectory, **kwargs)
@@ -202,7 +197,7 @@ class BaseAgent(ABC):
         return self.read_response(response, 0 if is_counted else content_chars(messages))
 
     def read_response(self, response: ModelResponse, prompt_chars: int) -> list[TrajectoryStep]:
-        """Return a reply's steps; agents with another idea of unlabelled text override this."""
+        """Return a reply's steps; overridden by agents that read unlabelled text otherwise."""
         return read_reply(response, parameter_names=self.parameter_names, prompt_chars=prompt_chars)
 
     async def call_llm(
@@ -234,13 +229,13 @@ class BaseAgent(ABC):
     ) -> TrajectoryStep:
         """Run a tool and return its result as a step, not yet appended.
 
-        A failure of any kind is a result with `execution_successful` False that tells the model
-        what went wrong; only a sandbox that failed (`SandboxFailure`), which is no result, raises.
+        A failed call is a result with `execution_successful` False and the error for the model.
+        Only the failure of a sandbox (`SandboxFailure`) raises.
 
         Args:
             tool_name: One of the agent's tools.
             tool_args: Its arguments by name.
-            trajectory: Whose call it is; its per-tool counts are updated.
+            trajectory: The trajectory that makes the call; its per-tool counts are updated.
             call_id: The native call's id; None takes it from the trajectory's last step.
         """
         started = time.perf_counter()
@@ -271,7 +266,7 @@ class BaseAgent(ABC):
         call_id: str | None = None,
         duration_ms: float = 0.0,
     ) -> TrajectoryStep:
-        """Return a tool's result as the step that tells it to the model."""
+        """Return a tool's result as a step, with the message for the model."""
         text = cut_middle(result.to_text(), self.max_observation_chars)
         metadata: dict[str, Any] = {
             "execution_successful": result.success,
@@ -295,21 +290,14 @@ class BaseAgent(ABC):
             reward_score=result.reward_score or None,
         )
 
-    def format_messages_for_llm(
-        self, trajectory: Trajectory, additional_message: str | Mapping[str, Any] | None = None
-    ) -> list[dict[str, Any]]:
-        """Return the messages to send: the system prompt, the conversation, one more if given.
+    def format_messages_for_llm(self, trajectory: Trajectory) -> list[dict[str, Any]]:
+        """Return the messages to send: the system prompt and the conversation.
 
         The system prompt used is recorded in the trajectory at the first call.
         """
         if "system_prompt" not in trajectory.metadata:
             trajectory.metadata["system_prompt"] = self.full_system_prompt(trajectory)
-        messages = trajectory.get_messages()
-        if isinstance(additional_message, str):
-            additional_message = {"role": "user", "content": additional_message}
-        if additional_message is not None:
-            messages.append(dict(additional_message))
-        return messages
+        return trajectory.get_messages()
 
     def full_system_prompt(self, trajectory: Trajectory) -> str:
         """Return the agent's system prompt and the prompt's own, as one text."""
@@ -320,11 +308,11 @@ class BaseAgent(ABC):
         return "\n\n".join(filter(None, (self._system_prompt, prompts_own)))
 
     def calculate_step_reward(self, step: TrajectoryStep, trajectory: Trajectory) -> float | None:
-        """Return a step's reward; override to shape rewards. None is "not scored"."""
+        """Return a step's reward, None if it has none; override to shape rewards."""
         return step.reward_score
 
     def finalize_trajectory(self, trajectory: Trajectory) -> None:
-        """Complete a trajectory: stop reason, step rewards and, if any was given, their sum."""
+        """Complete a trajectory: stop reason, step rewards and, if there are any, their sum."""
         trajectory.metadata.setdefault("stop_reason", self.decide_stop(trajectory) or "answered")
         for step in trajectory.steps:
             step.reward_score = self.calculate_step_reward(step, trajectory)
@@ -335,26 +323,11 @@ class BaseAgent(ABC):
         if self.on_finalized is not None:
             self.on_finalized(trajectory)
 
-    def begin(
-        self, prompt: Mapping[str, Any] | str, request_id: str, trajectory: Trajectory | None = None
-    ) -> Trajectory:
-        """Return the trajectory, the given one or a new one, with the prompt as its first step."""
-        return begin_trajectory(prompt, request_id, trajectory)
-
     async def release_tools(self, trajectory: Trajectory) -> None:
-        """End the state that the trajectory's tools keep for it."""
+        """Release the state that tools keep for the trajectory."""
         for name in trajectory.metadata.get("tools", {}):
             if name in self.tools:
                 await release_tool(self.tools[name], trajectory.request_id)
-
-
-def cut_middle(text: str, limit: int) -> str:
-    """Return the text with its middle cut out and a notice, when it is longer than the limit."""
-    if len(text) <= limit:
-        return text
-    head, tail = limit - limit // 2, limit // 2
-    notice = CUT_NOTICE.format(len(text) - head - tail, len(text))
-    return text[:head] + notice + (text[-tail:] if tail else "")
 
 
 def _count_call(trajectory: Trajectory, tool_name: str, result: ToolResult) -> None:

@@ -18,11 +18,12 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import PydanticUndefined
 from typing_extensions import TypedDict  # pydantic refuses typing's below Python 3.12
 
-from workers.core.base_tool import BaseAgenticTool, as_tool_result
+from workers.core.base_tool import BaseAgenticTool
 from workers.core.sync_call import call_anyhow
 from workers.core.tool_schemas import (
     OpenAIFunctionToolSchema,
     ToolResult,
+    as_tool_result,
     create_openai_tool_schema,
 )
 

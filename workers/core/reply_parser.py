@@ -1,8 +1,8 @@
 """Read a model's reply into trajectory steps, whichever format it comes in.
 
-Understood: native OpenAI tool calls, and text with the labels `Thought:`, `Action: name(k=v)` (or
-`Action Input:` on the next line), `TOOL_CALL: name(k=v)`, `Final Answer:`. Used by every agent.
-Must not: raise for anything a model can write (a bad call becomes a step with `parse_error`).
+The formats are native OpenAI tool calls, and text with the labels `Thought:`, `Action: name(k=v)`
+(or `Action Input:` on the next line), `TOOL_CALL: name(k=v)` and `Final Answer:`. Used by every
+agent. Must not: raise for any text of a model; a bad call becomes a step with `parse_error`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from workers.core.trajectory import StepType, TrajectoryStep
 
 ParameterNames = Callable[[str], Sequence[str]]
 
-# At the beginning of a line, or after a sentence: small models write it all on one line.
+# At the beginning of a line, or after a sentence, since small models write all labels on one line.
 _LABEL = re.compile(
     r"(?:^[ \t]{0,8}[*#>_`-]{0,4}[ \t]{0,4}|(?<=[.!?])[ \t]{1,4})"
     r"(Thought|Action Input|Action|Observation|Final[ _]Answer|TOOL_CALL)"
@@ -50,16 +50,16 @@ def read_reply(
     parameter_names: ParameterNames = lambda _: (),
     prompt_chars: int = 0,
 ) -> list[TrajectoryStep]:
-    """Return the steps of one reply, in order; never empty.
+    """Return the steps of one reply, in order; at least one.
 
-    The first step stands for the whole message and carries tokens and usage. A text reply that goes
-    on to invent an observation is cut there, in its message too.
+    The first step carries the message, the tokens and the usage of the whole reply. A text reply
+    that invents an observation after its action is cut there, in its message, too.
 
     Args:
-        response: The model's answer.
-        unlabelled: What a text without labels is.
+        response: The model's reply.
+        unlabelled: Kind of step for a text without labels.
         parameter_names: A tool's parameters in order, for values without a name.
-        prompt_chars: Length of what the model was sent, to estimate tokens where it gave no usage.
+        prompt_chars: Length of the messages sent, to estimate tokens if the server gave no usage.
     """
     message, steps = _message_and_steps(response, unlabelled, parameter_names)
     for step in steps:
@@ -70,18 +70,15 @@ def read_reply(
 
 
 def first_step_of(
-    response: ModelResponse,
-    *,
-    unlabelled: StepType = StepType.THOUGHT,
-    parameter_names: ParameterNames = lambda _: (),
+    response: ModelResponse, parameter_names: ParameterNames = lambda _: ()
 ) -> TrajectoryStep:
     """Return one step for the whole reply: its first call or answer, else its first text.
 
-    What the reply holds beyond its first call is cut from the message, as nobody will run it.
+    The message is cut after the first call, because further calls are not run.
     """
     if len(response.tool_calls) > 1:
         response = replace(response, tool_calls=response.tool_calls[:1])
-    message, steps = _message_and_steps(response, unlabelled, parameter_names)
+    message, steps = _message_and_steps(response, StepType.THOUGHT, parameter_names)
     decisive = (StepType.ACTION, StepType.FINAL_ANSWER)
     step = next((step for step in steps if step.step_type in decisive), steps[0])
     if (end := step.metadata.pop("end", None)) is not None:
@@ -93,14 +90,14 @@ def first_step_of(
 
 
 def whole_reply(response: ModelResponse, prompt_chars: int = 0) -> TrajectoryStep:
-    """Return the reply's text, labels and all, as a final answer."""
+    """Return the reply's whole text, with its labels, as a final answer."""
     step = TrajectoryStep(StepType.FINAL_ANSWER, response.text)
     _carry_reply(step, response, response.to_message(), prompt_chars)
     return step
 
 
 def estimate_tokens(chars: int) -> int:
-    """Guess the tokens of a text from its length."""
+    """Estimate the tokens of a text from its length."""
     return -(-chars // _CHARS_PER_TOKEN)
 
 
@@ -118,7 +115,7 @@ def _message_and_steps(
 def _carry_reply(
     step: TrajectoryStep, response: ModelResponse, message: dict[str, Any], prompt_chars: int
 ) -> None:
-    """Let the step stand for the reply's message, with its tokens and usage."""
+    """Record the reply's message, tokens and usage in the step."""
     step.metadata |= {"chat_message": message, "usage": _usage(response, prompt_chars)}
     for name in _KEPT_OF_RESPONSE:
         if (value := getattr(response, name)) is not None:
@@ -165,7 +162,7 @@ def _native_step(call: NativeToolCall) -> TrajectoryStep:
 def _text_steps(
     text: str, unlabelled: StepType, parameter_names: ParameterNames
 ) -> tuple[str, list[TrajectoryStep]]:
-    """Return the text that is kept and its steps."""
+    """Return the part of the text that the conversation keeps, and its steps."""
     steps: list[TrajectoryStep] = []
     label = _LABEL.search(text)
     before = text[: label.start()] if label else text

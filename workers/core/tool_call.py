@@ -14,10 +14,9 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from workers.core.base_tool import as_tool_result
 from workers.core.function_tool import as_tool, schema_of_execute
 from workers.core.sync_call import call_anyhow
-from workers.core.tool_schemas import OpenAIFunctionToolSchema, ToolResult
+from workers.core.tool_schemas import OpenAIFunctionToolSchema, ToolResult, as_tool_result
 from workers.sandbox.base import SandboxFailure
 
 logger = logging.getLogger(__name__)

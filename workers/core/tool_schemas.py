@@ -1,8 +1,8 @@
-"""What a tool is told and what it answers: schemas in the OpenAI format, and `ToolResult`.
+"""Tool schemas in the OpenAI format, the checking of parameters against them, and `ToolResult`.
 
-Used by every tool and by the agents that show tools to a model. `validate_tool_parameters` knows
-the part of JSON Schema that tool schemas use (types, enums, required, nested objects and lists).
-Must not: run a tool, or know any particular one.
+Used by every tool and by the agents that show tools to a model. Checked is the part of JSON Schema
+that tool schemas use: types, enums, required, nested objects and lists. Must not: run a tool, or
+know any particular one.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _JSON_TYPES: dict[str, tuple[type, ...]] = {
 
 
 class ToolResult(BaseModel):
-    """What one tool call gave.
+    """The result of one tool call.
 
-    `error` says what went wrong when `success` is false. `reward_score` 0.0 is "no opinion".
+    `error` is the reason of a failure. `reward_score` 0.0 means that the tool gives no reward.
     `stop` asks the agent to end the trajectory after this call.
     """
 
@@ -40,19 +40,10 @@ class ToolResult(BaseModel):
     stop: bool = False
 
     def to_text(self) -> str:
-        """Return what the model is shown."""
+        """Return the text that the model is shown."""
         if not self.success:
             return f"Error: {self.error or 'the tool failed and gave no reason'}"
         return result_text(self.result)
-
-
-class ToolCallInfo(BaseModel):
-    """One tool call to be made, as data."""
-
-    tool_name: str
-    parameters: dict[str, Any] = Field(default_factory=dict)
-    instance_id: str | None = None
-    call_id: str | None = None
 
 
 class OpenAIFunctionParametersSchema(BaseModel):
@@ -73,7 +64,6 @@ class OpenAIFunctionSchema(BaseModel):
     parameters: OpenAIFunctionParametersSchema = Field(
         default_factory=OpenAIFunctionParametersSchema
     )
-    strict: bool = False
 
 
 class OpenAIFunctionToolSchema(BaseModel):
@@ -84,7 +74,7 @@ class OpenAIFunctionToolSchema(BaseModel):
 
     def to_openai(self) -> dict[str, Any]:
         """Return the element to put into the request's `tools` list."""
-        return {"type": "function", "function": self.function.model_dump(exclude={"strict"})}
+        return {"type": "function", "function": self.function.model_dump()}
 
 
 def create_openai_tool_schema(
@@ -97,7 +87,7 @@ def create_openai_tool_schema(
 
     Args:
         name: Name by which the model calls the tool.
-        description: What the tool does, for the model.
+        description: Purpose of the tool, for the model.
         parameters: Parameter name to its JSON Schema; or a whole schema of type "object".
         required: Names that must be given; None leaves what a whole schema says.
     """
@@ -116,24 +106,30 @@ def create_openai_tool_schema(
     )
 
 
-def validate_tool_parameters(
-    params: Mapping[str, Any], schema: OpenAIFunctionToolSchema | Mapping[str, Any]
-) -> bool:
-    """Say whether the parameters fit the schema; `parameter_problems` says why not."""
-    return not parameter_problems(params, schema)
-
-
-def parameter_problems(
-    params: Mapping[str, Any], schema: OpenAIFunctionToolSchema | Mapping[str, Any]
-) -> list[str]:
+def parameter_problems(params: Mapping[str, Any], schema: OpenAIFunctionToolSchema) -> list[str]:
     """Return one sentence per parameter that does not fit; empty when all fit."""
-    if not isinstance(schema, OpenAIFunctionToolSchema):
-        schema = OpenAIFunctionToolSchema.model_validate(schema)
-    parameters = schema.function.parameters
     if not isinstance(params, Mapping):
         return [f"parameters must be an object, not {type(params).__name__}"]
-    as_schema: dict[str, Any] = {"additionalProperties": False, **parameters.model_dump()}
+    as_schema: dict[str, Any] = {
+        "additionalProperties": False,
+        **schema.function.parameters.model_dump(),
+    }
     return list(_object_problems(params, as_schema, where="", depth=0))
+
+
+def as_tool_result(value: Any) -> ToolResult:
+    """Take a `ToolResult` as it is, also one of the same shape (a dict or object with `success`).
+
+    Any other value is the result of a success.
+    """
+    if isinstance(value, ToolResult):
+        return value
+    if isinstance(value, Mapping) and isinstance(value.get("success"), bool):
+        if set(value) <= ToolResult.model_fields.keys():
+            return ToolResult.model_validate(value)
+        error = None if value["success"] else str(value.get("error") or "the tool failed")
+        return ToolResult(success=value["success"], result=dict(value), error=error)
+    return ToolResult(success=True, result=value)
 
 
 def result_text(value: Any) -> str:
@@ -148,6 +144,15 @@ def result_text(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False, default=str)
     except (TypeError, ValueError, RecursionError):
         return str(value)
+
+
+def cut_middle(text: str, limit: int) -> str:
+    """Return the text, or its head and tail with a notice between them if it exceeds the limit."""
+    if len(text) <= limit:
+        return text
+    head, tail = limit - limit // 2, limit // 2
+    notice = f"[... {len(text) - limit} of {len(text)} characters cut here ...]"
+    return f"{text[:head]}\n{notice}\n{text[len(text) - tail :]}"
 
 
 def _object_problems(

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from workers.core.base_tool import BaseAgenticTool
 from workers.core.options import Options
-from workers.core.tool_schemas import ToolResult, create_openai_tool_schema
+from workers.core.tool_schemas import ToolResult, create_openai_tool_schema, cut_middle
 from workers.sandbox.base import CommandResult
 from workers.sandbox.shared import SANDBOX_OPTIONS, SHARED, SandboxSettings
 
@@ -100,14 +100,6 @@ class BashExecutorTool(BaseAgenticTool):
                 "duration_s": round(result.duration_s, 3),
             },
         )
-
-
-def cut_middle(text: str, limit: int) -> str:
-    """Return the text, or its head and tail with a notice of what is missing between."""
-    if len(text) <= limit:
-        return text
-    head, tail = limit - limit // 2, limit // 2
-    return f"{text[:head]}\n[... {len(text) - limit} characters cut ...]\n{text[-tail:]}"
 
 
 def _combined(result: CommandResult) -> str:

@@ -18,11 +18,7 @@ from simpleeval import InvalidExpression, SimpleEval
 
 from workers.core.base_tool import BaseAgenticTool
 from workers.core.options import Options
-from workers.core.tool_schemas import (
-    OpenAIFunctionToolSchema,
-    ToolResult,
-    create_openai_tool_schema,
-)
+from workers.core.tool_schemas import ToolResult, create_openai_tool_schema
 
 MAX_EXPRESSION_CHARS = 2000
 MAX_RESULT_BITS = 13_000  # below the size at which Python refuses to write an int as text
@@ -217,12 +213,8 @@ class CalculatorTool(BaseAgenticTool):
 
     options: ClassVar[Options] = {"precision": int}
 
-    def __init__(
-        self,
-        config: Mapping[str, Any] | None = None,
-        tool_schema: OpenAIFunctionToolSchema | None = None,
-    ) -> None:
-        super().__init__(config, tool_schema or _SCHEMA)
+    def __init__(self, config: Mapping[str, Any] | None = None) -> None:
+        super().__init__(config, _SCHEMA)
         precision = self.config.get("precision", DEFAULT_PRECISION)
         if isinstance(precision, bool) or precision not in range(16):
             raise ValueError(f"precision is {precision!r}; it must be a whole number from 0 to 15")

@@ -5,15 +5,12 @@ Used by name through the tool registry. Must not: judge the answer.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from workers.core.base_tool import BaseAgenticTool
 from workers.core.options import Options
-from workers.core.tool_schemas import (
-    OpenAIFunctionToolSchema,
-    ToolResult,
-    create_openai_tool_schema,
-)
+from workers.core.tool_schemas import ToolResult, create_openai_tool_schema
 
 _SCHEMA = create_openai_tool_schema(
     "finish",
@@ -34,9 +31,8 @@ class FinishTool(BaseAgenticTool):
 
     options: ClassVar[Options] = {}
 
-    def get_openai_tool_schema(self) -> OpenAIFunctionToolSchema:
-        """Return the schema."""
-        return _SCHEMA
+    def __init__(self, config: Mapping[str, Any] | None = None) -> None:
+        super().__init__(config, _SCHEMA)
 
     async def execute_tool(
         self, instance_id: str, parameters: dict[str, Any], **kwargs: Any

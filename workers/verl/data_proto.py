@@ -1,8 +1,7 @@
 """`DataProto`, the batch that trainers of the verl family hand in and take back.
 
-Ours is a light one on numpy, with the part of verl's interface that rollouts need; where verl is
-installed its own class is used. Used by `AgenticRollout.generate_sequences`. Must not: import verl
-or torch before a batch is made.
+Ours holds columns in numpy and nothing more; where verl is installed its own class is used. Used by
+`AgenticRollout.generate_sequences`. Must not: import verl or torch before a batch is made.
 """
 
 from __future__ import annotations
@@ -16,15 +15,6 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray[Any, Any]
-
-
-@dataclass
-class DataProtoItem:
-    """One row of a batch."""
-
-    batch: dict[str, Any] = field(default_factory=dict)
-    non_tensor_batch: dict[str, Any] = field(default_factory=dict)
-    meta_info: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -54,9 +44,9 @@ class DataProto:
         """Build a batch from columns.
 
         Args:
-            tensors: Numeric columns; anything numpy takes.
+            tensors: Numeric columns, as arrays or lists.
             non_tensors: Columns of any objects.
-            meta_info: What belongs to the whole batch.
+            meta_info: Values of the whole batch.
         """
         return cls(
             {name: np.asarray(column) for name, column in (tensors or {}).items()},
@@ -64,94 +54,8 @@ class DataProto:
             dict(meta_info or {}),
         )
 
-    @classmethod
-    def from_single_dict(
-        cls, data: Mapping[str, Any], meta_info: Mapping[str, Any] | None = None
-    ) -> DataProto:
-        """Build a batch from one dict: object arrays and lists are non-tensors."""
-        tensors, non_tensors = {}, {}
-        for name, column in data.items():
-            is_tensor = hasattr(column, "dtype") and column.dtype != object
-            (tensors if is_tensor else non_tensors)[name] = column
-        return cls.from_dict(tensors, non_tensors, meta_info)
-
-    @staticmethod
-    def concat(batches: Sequence[DataProto]) -> DataProto:
-        """Join batches of equal columns, row after row; `meta_info` is the first one's."""
-        first = batches[0]
-        return DataProto(
-            {name: np.concatenate([b.batch[name] for b in batches]) for name in first.batch},
-            {
-                name: np.concatenate([b.non_tensor_batch[name] for b in batches])
-                for name in first.non_tensor_batch
-            },
-            dict(first.meta_info),
-        )
-
     def __len__(self) -> int:
         return next((len(column) for _, column in self._columns()), 0)
-
-    def __getitem__(self, index: Any) -> DataProto | DataProtoItem:
-        """Return one row for a number, a batch for a slice or a list of numbers."""
-        tensors = {name: column[index] for name, column in self.batch.items()}
-        others = {name: column[index] for name, column in self.non_tensor_batch.items()}
-        is_row = isinstance(index, int | np.integer)
-        return (DataProtoItem if is_row else DataProto)(tensors, others, self.meta_info)
-
-    def __iter__(self) -> Iterator[Any]:
-        return (self[number] for number in range(len(self)))
-
-    def select(
-        self,
-        batch_keys: Sequence[str] | None = None,
-        non_tensor_batch_keys: Sequence[str] | None = None,
-    ) -> DataProto:
-        """Return a batch of some columns; None keeps all of its kind."""
-        return DataProto(
-            {k: v for k, v in self.batch.items() if batch_keys is None or k in batch_keys},
-            {
-                k: v
-                for k, v in self.non_tensor_batch.items()
-                if non_tensor_batch_keys is None or k in non_tensor_batch_keys
-            },
-            dict(self.meta_info),
-        )
-
-    def union(self, other: DataProto) -> DataProto:
-        """Return a batch with the columns of both.
-
-        Raises:
-            ValueError: A column is in both and differs.
-        """
-        mine, theirs = dict(self._columns()), dict(other._columns())
-        for name in mine.keys() & theirs.keys():
-            if not np.array_equal(mine[name], theirs[name]):
-                raise ValueError(f"column {name!r} is in both batches and differs")
-        return DataProto(
-            {**self.batch, **other.batch},
-            {**self.non_tensor_batch, **other.non_tensor_batch},
-            {**self.meta_info, **other.meta_info},
-        )
-
-    def repeat(self, repeat_times: int = 2, interleave: bool = True) -> DataProto:
-        """Return the batch n times: each row n times in turn, or the whole n times."""
-        order = np.arange(len(self))
-        order = np.repeat(order, repeat_times) if interleave else np.tile(order, repeat_times)
-        repeated = self[order]
-        assert isinstance(repeated, DataProto)
-        return repeated
-
-    def chunk(self, chunks: int) -> list[DataProto]:
-        """Split into equal parts.
-
-        Raises:
-            ValueError: The rows do not divide.
-        """
-        if len(self) % chunks:
-            raise ValueError(f"{len(self)} rows do not divide into {chunks} equal parts")
-        size = len(self) // chunks
-        parts = [self[start : start + size] for start in range(0, len(self), size)]
-        return [part for part in parts if isinstance(part, DataProto)]
 
     def _columns(self) -> Iterator[tuple[str, Array]]:
         yield from self.batch.items()

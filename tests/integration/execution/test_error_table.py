@@ -21,7 +21,7 @@ from pipeline.contract.errors import (
 )
 from pipeline.contract.trajectory import unpack_record
 from workers.core.registry import register_agent
-from workers.core.tool_registry import register_tool_function
+from workers.core.tool_registry import tool
 from workers.rewards.registry import register_reward
 from workers.sandbox.base import SandboxFailure
 
@@ -87,16 +87,15 @@ def _misbehaving_code(monkeypatch: pytest.MonkeyPatch) -> None:
     async def returns_nothing(prompt: dict[str, Any], llm: Any) -> None:
         await llm("Are you there?")
 
+    @tool
     def breaks() -> str:
         """Break."""
         raise OSError("the tool broke")
 
+    @tool
     def unboxed() -> str:
         """Need a sandbox."""
         raise SandboxFailure("bwrap died")
-
-    register_tool_function(breaks)
-    register_tool_function(unboxed, name="unboxed")
 
     @register_reward("raises", inline=True)
     def raising_reward(response: str) -> float:

@@ -180,9 +180,17 @@ async def test_what_the_setup_does_is_not_in_the_diff():
         ({"repository": "/etc"}, SandboxFailure, "directory of the system"),
         ({"setup_command": "exit 3"}, SandboxFailure, "run the setup command"),
         ({"files": {"../out.txt": "x"}}, SandboxFailure, "could not be written"),
-        ({"files": ["a"]}, ValueError, "files must be paths"),
-        ({"files": {"a": 1}}, ValueError, "files must be paths"),
-        ({"test_command": ["pytest"]}, ValueError, "test_command must be text"),
+        ({"files": ["a"]}, ValueError, "the task's files is wrong: Input should be a valid"),
+        (
+            {"files": {"a": 1}},
+            ValueError,
+            "the task's files.a is wrong: Input should be a valid string",
+        ),
+        (
+            {"test_command": ["pytest"]},
+            ValueError,
+            "the task's test_command is wrong: Input should be",
+        ),
         ({"image": "python:3.12"}, ValueError, "set the agent's option sandbox"),
     ],
 )

@@ -8,13 +8,14 @@ import os
 from typing import Any
 
 from workers.core.registry import register_agent
-from workers.core.tool_registry import register_tool_function
+from workers.core.tool_registry import tool
 from workers.core.trajectory import Trajectory
 from workers.rewards.registry import register_reward
 
 log = logging.getLogger("leaky")
 
 
+@tool
 def everything() -> str:
     """Return all of the environment."""
     return json.dumps(dict(os.environ))
@@ -39,6 +40,3 @@ def leaky_reward(response: str, prompt: dict[str, Any]) -> float:
     if prompt["row"] % 2:
         raise ValueError(f"no reward for {response} with {everything()}")
     return 1.0
-
-
-register_tool_function(everything)

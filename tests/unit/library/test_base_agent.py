@@ -209,18 +209,6 @@ async def test_a_long_result_is_cut_in_the_middle_with_a_notice():
     assert step.content.endswith("end")
 
 
-def test_one_more_message_can_be_added_for_the_model():
-    agent = OwnLoop()
-    trajectory = Trajectory("r", [TrajectoryStep(StepType.OBSERVATION, "q")])
-    messages = agent.format_messages_for_llm(trajectory, "hurry")
-    assert messages[-1] == {"role": "user", "content": "hurry"}
-    assert agent.format_messages_for_llm(trajectory, {"role": "system", "content": "s"})[-1] == {
-        "role": "system",
-        "content": "s",
-    }
-    assert len(trajectory.get_messages()) == 2
-
-
 async def test_step_rewards_are_summed_and_unscored_stays_unscored(script):
     class Shaped(OwnLoop):
         def calculate_step_reward(self, step, trajectory):

@@ -10,7 +10,7 @@ from workers.core.model_response import ModelResponse
 
 np = pytest.importorskip("numpy")
 
-from workers.verl.data_proto import DataProto, DataProtoItem, has_verl  # noqa: E402
+from workers.verl.data_proto import DataProto, has_verl  # noqa: E402
 from workers.verl.token_rows import TokenRow, padded_columns, token_row  # noqa: E402
 
 PAD = 0
@@ -222,38 +222,10 @@ async def test_a_reply_of_tool_calls_only_counts_as_sampled(script, calls):
     assert "done" in text_of(row.response_ids, row.response_mask)
 
 
-def batch_of_three() -> DataProto:
-    return DataProto.from_dict({"x": [[1], [2], [3]]}, {"name": ["a", "b", ["c"]]}, {"m": 1})
-
-
-def test_a_batch_is_cut_joined_and_repeated():
-    batch = batch_of_three()
-    assert isinstance(batch[0], DataProtoItem)
-    assert batch[0].non_tensor_batch["name"] == "a"
-    assert len(batch[1:]) == 2
-    assert DataProto.concat([batch, batch[:1]]).batch["x"].tolist() == [[1], [2], [3], [1]]
-    assert list(batch.repeat(2).batch["x"].ravel()) == [1, 1, 2, 2, 3, 3]
-    assert list(batch.repeat(2, interleave=False).batch["x"].ravel()) == [1, 2, 3, 1, 2, 3]
-    assert [len(part) for part in batch.chunk(3)] == [1, 1, 1]
-    assert list(batch.select([], ["name"]).non_tensor_batch) == ["name"]
-    assert batch.select([]).batch == {}
-    assert len(batch.union(DataProto.from_dict({"y": [1, 2, 3]})).batch) == 2
+def test_columns_of_unequal_length_are_refused():
     assert len(DataProto()) == 0
-
-
-def test_batches_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="must be equally long"):
         DataProto.from_dict({"x": [1, 2]}, {"y": [1]})
-    with pytest.raises(ValueError, match="'x' is in both batches and differs"):
-        batch_of_three().union(DataProto.from_dict({"x": [[9], [2], [3]]}))
-    with pytest.raises(ValueError, match="3 rows do not divide into 2"):
-        batch_of_three().chunk(2)
-
-
-def test_one_dict_is_split_by_kind():
-    batch = DataProto.from_single_dict({"x": np.array([1, 2]), "y": ["a", [1, 2]]})
-    assert list(batch.batch) == ["x"]
-    assert list(batch.non_tensor_batch) == ["y"]
 
 
 async def test_verls_own_class_is_used_where_verl_is_installed(monkeypatch):

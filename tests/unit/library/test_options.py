@@ -12,7 +12,7 @@ from workers.core.base_agent import BaseAgent
 from workers.core.base_tool import SimpleAgenticTool
 from workers.core.options import OptionError, check_options, options_of
 from workers.core.registry import BUILTIN_AGENTS, check_agent_options, register_agent
-from workers.core.tool_registry import BUILTIN_TOOLS, get_global_tool_registry, register_tool
+from workers.core.tool_registry import BUILTIN_TOOLS, get_global_tool_registry
 from workers.core.trajectory import Trajectory
 
 
@@ -149,8 +149,9 @@ def test_a_tool_of_ones_own_takes_any_setting():
         def simple_execute(self, parameters: dict[str, Any]) -> str:
             return ""
 
-    register_tool(Mine, name="mine")
-    made = get_global_tool_registry().get_tool("mine", {"whatever": 1})
+    registry = get_global_tool_registry()
+    registry.register_tool(Mine, name="mine")
+    made = registry.get_tool("mine", {"whatever": 1})
     assert made.config == {"whatever": 1}
 
 

@@ -99,8 +99,8 @@ def test_one_step_for_a_whole_reply_is_its_first_call_or_answer():
     assert step.to_message() == step.metadata["chat_message"]
     answer = first_step_of(ModelResponse("Thought: a\nFinal Answer: 3"))
     assert (answer.step_type, answer.content) == (StepType.FINAL_ANSWER, "3")
-    plain = first_step_of(ModelResponse("hm"), unlabelled=StepType.OBSERVATION)
-    assert (plain.step_type, plain.content) == (StepType.OBSERVATION, "hm")
+    plain = first_step_of(ModelResponse("hm"))
+    assert (plain.step_type, plain.content) == (StepType.THOUGHT, "hm")
 
 
 def test_one_step_of_several_native_calls_keeps_the_one_that_is_run():

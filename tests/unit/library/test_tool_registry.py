@@ -3,19 +3,16 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import BaseModel, Field
 
-from workers.core.base_tool import BaseAgenticTool, SimpleAgenticTool
+from workers.core.base_tool import BaseAgenticTool
 from workers.core.function_tool import as_tool
 from workers.core.tool_prompt import tools_text
 from workers.core.tool_registry import (
     ToolRegistry,
     create_tools,
     get_global_tool_registry,
-    register_tool,
-    register_tool_function,
-    register_tool_instance,
     tool,
 )
-from workers.core.tool_schemas import ToolCallInfo, ToolResult, create_openai_tool_schema
+from workers.core.tool_schemas import ToolResult, create_openai_tool_schema
 from workers.tools.calculator_tool import CalculatorTool
 
 
@@ -28,54 +25,30 @@ class Counter(BaseAgenticTool):
         state["n"] = state.get("n", 0) + self.config.get("step", 1)
         return ToolResult(success=True, result=state["n"])
 
-    async def calculate_reward(self, instance_id, **kwargs):
-        return float(self.instance_state(instance_id).get("n", 0))
-
 
 def test_the_global_registry_knows_the_built_in_tools():
     names = get_global_tool_registry().get_tool_names()
     assert names == ["bash_executor", "calculator", "file_editor", "finish", "search"]
-    schemas = get_global_tool_registry().get_tool_schemas(["calculator", "finish"])
-    assert [schema.function.name for schema in schemas] == ["calculator", "finish"]
 
 
-async def test_a_tools_state_is_created_used_rewarded_and_released():
+async def test_a_registered_class_is_made_with_its_settings_and_keeps_state_by_trajectory():
     registry = ToolRegistry()
-    registry.register_tool(Counter, {"step": 2})
-    instance_id = await registry.create_tool_instance("counter")
-    other_id = await registry.create_tool_instance("counter", "other")
-    assert (await registry.execute_tool("counter", instance_id, {})).result == 2
-    call = ToolCallInfo(tool_name="counter", instance_id=instance_id)
-    assert (await registry.execute_tool_call(call)).result == 4
-    assert await registry.calculate_tool_reward("counter", instance_id) == 4.0
-    assert await registry.calculate_tool_reward("counter", other_id) == 0.0
-    await registry.release_tool_instance("counter", instance_id)
-    await registry.release_all_instances()
-    assert registry.get_tool("counter").get_tool_info()["active_instances"] == 0
+    assert registry.register_tool(Counter, {"step": 2}) == "counter"
+    counter = registry.get_tool("counter")
+    for instance_id, n in (("a", 2), ("a", 4), ("b", 2)):
+        assert (await counter.execute_tool(instance_id, {})).result == n
 
 
-async def test_running_a_tool_by_name_never_raises():
-    class Fails(SimpleAgenticTool):
-        def __init__(self, config=None):
-            super().__init__("fails", "", {})
-
-        async def simple_execute(self, parameters):
-            raise RuntimeError("boom")
-
-    registry = ToolRegistry()
-    registry.register_tool_instance(Fails())
-    assert (await registry.execute_tool("fails", "i", {})).error == "RuntimeError: boom"
-    unknown = await registry.execute_tool("nothing", "i", {})
-    assert "Unknown tool: nothing. Known tools: fails" in (unknown.error or "")
-
-
-def test_a_name_is_given_once_unless_replaced():
+def test_a_name_is_given_once_until_the_registry_is_cleared():
+    registry = get_global_tool_registry()
     with pytest.raises(ValueError, match="'calculator' is registered already"):
-        register_tool(CalculatorTool)
-    register_tool(Counter, name="calculator", replace=True)
-    assert isinstance(get_global_tool_registry().get_tool("calculator"), Counter)
-    get_global_tool_registry().clear_registry()
-    assert isinstance(get_global_tool_registry().get_tool("calculator"), CalculatorTool)
+        registry.register_tool(CalculatorTool)
+    registry.register_tool(Counter, name="mine")
+    with pytest.raises(ValueError, match="'mine' is registered already"):
+        registry.register_tool(Counter, name="mine")
+    registry.clear_registry()
+    assert "mine" not in registry.get_tool_names()
+    assert isinstance(registry.get_tool("calculator"), CalculatorTool)
 
 
 def test_a_tool_without_a_name_needs_one():
@@ -83,9 +56,10 @@ def test_a_tool_without_a_name_needs_one():
         def execute(self):
             return 1
 
+    registry = get_global_tool_registry()
     with pytest.raises(ValueError, match="Plain has no name"):
-        register_tool_instance(Plain())
-    assert register_tool_instance(Plain(), "plain") == "plain"
+        registry.register_tool_instance(Plain())
+    assert registry.register_tool_instance(Plain(), "plain") == "plain"
 
 
 def test_a_config_makes_a_tool_of_its_own():
@@ -132,16 +106,17 @@ async def test_a_decorated_function_becomes_a_tool_with_a_schema_of_its_signatur
 
     assert area(Point(x=2, y=3)) == "6.0 m2"
     registry = get_global_tool_registry()
-    function = registry.get_tool_schema("area").to_openai()["function"]
+    area_tool = registry.get_tool("area")
+    function = area_tool.get_openai_tool_schema().to_openai()["function"]
     assert function["description"] == "Compute an area."
     parameters = function["parameters"]
     assert parameters["required"] == ["corner"]
     assert parameters["properties"]["unit"]["enum"] == ["m", "km"]
     assert parameters["properties"]["unit"]["default"] == "m"
     assert parameters["properties"]["unit"]["description"] == "Unit of length."
-    result = await registry.execute_tool("area", "i", {"corner": {"x": "2", "y": 3}, "unit": "km"})
+    result = await area_tool.execute_tool("i", {"corner": {"x": "2", "y": 3}, "unit": "km"})
     assert result.result == "6.0 km2"
-    wrong = await registry.execute_tool("area", "i", {"corner": {"x": 1}, "schema": 0})
+    wrong = await area_tool.execute_tool("i", {"corner": {"x": 1}, "schema": 0})
     assert "schema: Input should be greater than or equal to 1" in (wrong.error or "")
 
 
@@ -150,12 +125,12 @@ async def test_names_descriptions_and_further_arguments_are_up_to_the_author():
     async def find(query: str, **options):
         return {"query": query, **options}
 
-    registry = get_global_tool_registry()
-    assert registry.get_tool_schema("look_up").function.description == "Finds."
-    result = await registry.execute_tool("look_up", "i", {"query": "q", "depth": 2})
+    look_up = get_global_tool_registry().get_tool("look_up")
+    assert look_up.get_openai_tool_schema().function.description == "Finds."
+    result = await look_up.execute_tool("i", {"query": "q", "depth": 2})
     assert result.result == {"query": "q", "depth": 2}
     with pytest.raises(ValueError, match="look_up"):
-        register_tool_function(find, "look_up")
+        tool(name="look_up")(find)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +150,8 @@ def test_a_function_that_cannot_be_a_tool_says_why(source, words):
 
 
 def test_tools_are_described_with_kinds_and_choices():
-    text = tools_text([get_global_tool_registry().get_tool_schema("finish")])
+    finish = get_global_tool_registry().get_tool("finish")
+    text = tools_text([finish.get_openai_tool_schema()])
     assert text.startswith(
         "- finish(answer?: string, status?: 'success' | 'failure'): End the task"
     )
