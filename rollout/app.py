@@ -1,7 +1,7 @@
 """The command `rollout`: which commands there are, and how they end.
 
-The console script calls `main`. Command modules import what is heavy inside their functions, so
-that help and completion answer at once. Must not: know what a command does.
+The console script calls `main`. A command's module is imported when the command is called, so that
+help and completion answer at once. Must not: know what a command does.
 """
 
 from __future__ import annotations
@@ -16,30 +16,7 @@ import typer
 
 from pipeline.contract.errors import PipelineError
 from pipeline.hidden_packages import explain_hidden
-from rollout.commands import (
-    batches,
-    configuration,
-    dashboard,
-    database,
-    dlq,
-    doctor,
-    errors,
-    limits,
-    listing,
-    operations,
-    policy,
-    removal,
-    rescore,
-    run,
-    runs,
-    samples,
-    servers,
-    show,
-    submit,
-    workers,
-)
-from rollout.demo import command as demo
-from rollout.grouped_commands import GroupedCommands
+from rollout.command_group import CommandGroup
 from rollout.options import GlobalFlags
 from rollout.output import print_error, write_in_any_encoding
 
@@ -50,55 +27,58 @@ E_BUG = "E001"
 E_USAGE = "E002"
 E_INTERRUPTED = "E003"
 
-#: Every command, in the groups and the order of the help.
-COMMANDS: Final[dict[str, dict[str, Any]]] = {
+#: Every command, in the groups and the order of the help: its function, and its help's first line.
+COMMANDS: Final = {
     "Start": {
-        "demo": demo.demo,
-        "doctor": doctor.doctor,
-        "list": listing.list_,
-        "run": run.run,
-        "submit": submit.submit,
-        "resume": run.resume,
+        "demo": ("demo:demo", "Watch 64 prompts run, 4 rollouts each, with no model."),
+        "doctor": ("doctor:doctor", "Check this machine and the configured services."),
+        "list": ("listing:list_", "List agents, tools or rewards with their options."),
+        "run": ("run:run", "Run a dataset through an agent here, and wait."),
+        "submit": ("submit:submit", "Enqueue a dataset for workers that run elsewhere."),
+        "resume": ("run:resume", "Go on with a run that was interrupted."),
     },
     "Runs": {
-        "runs": runs.runs,
-        "status": runs.status,
-        "watch": runs.watch,
-        "show": show.show,
-        "samples": samples.samples,
-        "errors": errors.errors,
-        "retry": operations.retry,
-        "rescore": rescore.rescore,
-        "pause": operations.pause,
-        "continue": operations.continue_,
-        "cancel": operations.cancel,
-        "rm": removal.rm,
+        "runs": ("runs:runs", "List the runs, newest first."),
+        "status": ("runs:status", "Say how far a run is, and what it waits for."),
+        "watch": ("runs:watch", "Follow a run until it is done."),
+        "show": ("show:show", "Show a run, a group or a rollout."),
+        "samples": ("samples:samples", "Print a few rollouts: question, answer, reward, error."),
+        "errors": ("errors:errors", "Count the errors of a run by class, tool or worker."),
+        "retry": ("operations:retry", "Queue failed rollouts of a run again."),
+        "rescore": ("rescore:rescore", "Score stored trajectories again, without their agents."),
+        "pause": ("operations:pause", "Hand out no more rollouts of a run."),
+        "continue": ("operations:continue_", "Hand out rollouts of a paused run again."),
+        "cancel": ("operations:cancel", "End a run before all its rollouts are done."),
+        "rm": ("removal:rm", "Delete a run and everything stored of it."),
     },
     "Trainer": {
-        "pull": batches.pull,
-        "commit": batches.commit,
-        "export": batches.export,
+        "pull": ("batches:pull", "Lease the batch of a trainer step."),
+        "commit": ("batches:commit", "Consume the batches of all steps up to this one."),
+        "export": ("batches:export", "Write a run's rollouts to a file, one in each line."),
     },
     "Services": {
-        "up": servers.up,
-        "down": servers.down,
-        "ps": servers.ps,
-        "worker": workers.worker,
-        "controller": workers.controller,
-        "limits": limits.limits,
-        "flower": dashboard.flower,
-        "offline-policy": policy.offline_policy,
+        "up": ("servers:up", "Start servers, a controller and workers, which stay."),
+        "down": ("servers:down", "Stop all that runs for this data directory."),
+        "ps": ("servers:ps", "List servers and processes, and start none."),
+        "worker": ("workers:worker", "Run agents and score what they do, many at once."),
+        "controller": ("workers:controller", "Run dispatcher, collector and reconciler."),
+        "limits": ("limits:limits", "Limit the calls to a model endpoint, live."),
+        "flower": ("dashboard:flower", "Show live tasks in the browser, by Flower."),
+        "offline-policy": (
+            "policy:offline_policy",
+            "Serve a stand-in for a model: it follows rules.",
+        ),
     },
     "Maintenance": {
-        "dlq": dlq.dlq,
-        "db": database.db,
-        "config": configuration.config,
+        "dlq": ("dlq:dlq", "List, requeue and drop dead letters."),
+        "db": ("database:db", "Upgrade and check the database's schema."),
+        "config": ("configuration:config", "Look at the settings."),
     },
 }
 
 
-class _Commands(GroupedCommands):
-    groups = COMMANDS
+class _Commands(CommandGroup):
+    table = COMMANDS
 
 
 app = typer.Typer(
@@ -141,14 +121,6 @@ def rollout(
 ) -> None:
     """Hold what all commands share."""
     ctx.obj = GlobalFlags(data_dir=data_dir, profile=profile, log_level=log_level)
-
-
-for _group, _commands in COMMANDS.items():
-    for _name, _command in _commands.items():
-        if isinstance(_command, typer.Typer):
-            app.add_typer(_command, name=_name, rich_help_panel=_group)
-        else:
-            app.command(_name, rich_help_panel=_group)(_command)
 
 
 def main(argv: list[str] | None = None) -> None:

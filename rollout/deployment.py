@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from pipeline.embedded import Borrowed, EmbeddedServices
     from pipeline.settings import Settings
+    from pipeline.store.runs import Run
 
 E_NO_DATA = "E121"
 
@@ -44,6 +45,24 @@ class Deployment:
         from pipeline.store.engine import transact
 
         return transact(self.engine, work)
+
+    def find_run(self, name: str) -> Run:
+        """Return the run of this name, of a unique beginning of it, or `@last`.
+
+        Raises:
+            NotFound: There is none, or there are several.
+        """
+        from pipeline.store.runs import get_run
+
+        return self.transact(lambda connection: get_run(connection, name))
+
+    def find_exactly(self, slug: str) -> Run | None:
+        """Return the run of exactly this name, None if there is none."""
+        try:
+            found = self.find_run(slug)
+        except NotFound:
+            return None
+        return found if found.slug == slug else None
 
 
 def settings_of(ctx: typer.Context, overrides: Mapping[str, Any] | None = None) -> Settings:

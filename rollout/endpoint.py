@@ -7,17 +7,18 @@ caller's settings or options name.
 from __future__ import annotations
 
 import json
+import urllib.error
+import urllib.request
 from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline.contract.base_urls import is_loopback, same_endpoint, urls_of
 from pipeline.contract.errors import ConfigError, ServiceUnavailable
+from pipeline.contract.run import RunConfig
+from pipeline.settings import Settings
 from rollout.output import note
-
-if TYPE_CHECKING:
-    from pipeline.contract.run import RunConfig
-    from pipeline.settings import Settings
 
 E_NO_ENDPOINT = "E103"
 E_URL_LACKS_V1 = "E125"
@@ -140,8 +141,6 @@ def require_endpoints(
         ConfigError: A base URL lacks its /v1.
         ServiceUnavailable: Nobody answers at any of them.
     """
-    from concurrent.futures import ThreadPoolExecutor
-
     with ThreadPoolExecutor(len(urls)) as threads:
         probes = list(threads.map(lambda url: probe(settings, url, named=named), urls))
     found = dict(zip(urls, probes, strict=True))
@@ -175,9 +174,6 @@ def _require_right_url(url: str, found: Probe) -> None:
 
 
 def _ask(base_url: str, key: str | None) -> Probe:
-    import urllib.error
-    import urllib.request
-
     try:
         request = urllib.request.Request(base_url.rstrip("/") + "/models")
         if key:
@@ -203,8 +199,6 @@ def _is_among(url: str, urls: Collection[str]) -> bool:
 
 
 def _opener(base_url: str) -> Any:
-    import urllib.request
-
     class NoRedirects(urllib.request.HTTPRedirectHandler):
         def redirect_request(self, *_: Any) -> None:
             """Follow none: it would carry the key to an address that nobody named."""

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
 
 from pipeline.contract.errors import ContractError, InputError
-from rollout.run_config import E_OPTION
-
-if TYPE_CHECKING:
-    from pipeline.contract.run import RunConfig
+from pipeline.contract.run import RunConfig
+from rollout.run_options import E_OPTION
+from workers.core.registry import list_agents
+from workers.core.tool_registry import get_global_tool_registry
+from workers.process.asked_options import require_options
+from workers.process.plugins import load_plugins
+from workers.rewards.registry import list_rewards
 
 E_UNKNOWN_NAME = "E107"
 
@@ -26,12 +28,6 @@ def find_unknown(config: RunConfig, *, plugins: Sequence[str]) -> list[str]:
         ConfigError: A plug-in cannot be loaded.
         InputError: What is registered here does not take an option.
     """
-    from workers.core.registry import list_agents
-    from workers.core.tool_registry import get_global_tool_registry
-    from workers.process.asked_options import require_options
-    from workers.process.plugins import load_plugins
-    from workers.rewards.registry import list_rewards
-
     load_plugins(plugins)
     found: list[str] = []
     tools = get_global_tool_registry().get_tool_names()

@@ -14,6 +14,8 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
+from pipeline.contract.errors import ErrorClass, InputError
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 RunName = Annotated[
@@ -52,6 +54,19 @@ class WorkerOptions:
         list[str] | None,
         typer.Option(metavar="MODULE", help="Module or .py file with agents, tools, rewards."),
     ] = None
+
+
+def parse_error_class(name: str | None) -> ErrorClass | None:
+    """Return the error class of this name.
+
+    Raises:
+        InputError: There is none.
+    """
+    if name is not None and name not in list(ErrorClass):
+        raise InputError(
+            f"There is no error class {name!r}.", remedy=f"Known: {', '.join(ErrorClass)}."
+        )
+    return None if name is None else ErrorClass(name)
 
 
 def takes(options: type[Any], parameter: str) -> Callable[[F], F]:

@@ -40,6 +40,14 @@ def print_json(document: Any) -> None:
     sys.stdout.flush()
 
 
+def print_answer(document: Any, text: str, *, as_json: bool) -> None:
+    """Print a document for a program, else a sentence for a person."""
+    if as_json:
+        print_json(document)
+    else:
+        print(text)
+
+
 def print_error(
     code: str, what: str, why: str = "", remedy: str = "", *, as_json: bool = False
 ) -> None:

@@ -1,6 +1,6 @@
 """What is shown of a run while a command waits for it: a live view on a terminal, lines elsewhere.
 
-Used by `progress.py`; `runs.py` shows the same sentences of calls and tools. All goes to stderr.
+Used by `progress.py`. All goes to stderr.
 """
 
 from __future__ import annotations
@@ -9,15 +9,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
+from rich.console import RenderableType
+
+from pipeline.store.status import RunStatus
+from pipeline.store.wait_reasons import duration
 from rollout.output import console, counts, note, number, safe_text
 from rollout.pace import Pace
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from pipeline.store.status import RunStatus
+from rollout.status_text import describe_calls
 
 Show = Callable[["RunStatus"], None]
 
@@ -40,24 +39,6 @@ def display() -> Iterator[Show]:
             live.update(_view(status, pace))
 
         yield show
-
-
-def describe_calls(status: RunStatus) -> list[str]:
-    """Return one line for each endpoint that was called: how many calls, and how they failed."""
-    lines: list[str] = []
-    for calls in status.activity.endpoints:
-        failures = {failed.code: failed.count for failed in calls.failures}
-        failed = f", {sum(failures.values()):,} failed: {counts(failures)}" if failures else ""
-        lines.append(f"{calls.count:,} to {calls.base_url} ({calls.model}){failed}")
-    return lines
-
-
-def describe_tools(status: RunStatus) -> str:
-    """Return how often each tool was called, and how often it failed."""
-    return ", ".join(
-        f"{name} {calls.count:,}" + (f" ({calls.errors:,} failed)" if calls.errors else "")
-        for name, calls in sorted(status.activity.tools.items())
-    )
 
 
 class _Lines:
@@ -116,8 +97,6 @@ def _view(status: RunStatus, pace: Pace) -> RenderableType:
 
 
 def _left(status: RunStatus, pace: Pace) -> str:
-    from pipeline.store.wait_reasons import duration
-
     left_s = pace.left_s(status.n_open)
     return "time left unknown" if left_s is None else f"{duration(left_s)} left"
 

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING
 
 from pipeline.contract.errors import WaitTimeout
 from pipeline.contract.rollout import RunState
+from pipeline.store.engine import READY_CHANNEL, Listener
+from pipeline.store.runs import Run
+from pipeline.store.status import RunStatus, run_state, run_status
 from rollout.deployment import Deployment
 from rollout.panel import display
-
-if TYPE_CHECKING:
-    from pipeline.store.runs import Run
-    from pipeline.store.status import RunStatus
 
 _REFRESH_S = 0.5
 #: Notifications come with every commit; looking at each would be work for nothing.
@@ -45,9 +43,6 @@ def wait_for_run(
     Raises:
         WaitTimeout: The time is up; says what the run waits for.
     """
-    from pipeline.store.engine import READY_CHANNEL, Listener
-    from pipeline.store.status import run_state, run_status
-
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     listener = Listener(deployment.engine, READY_CHANNEL)
     show_at = 0.0

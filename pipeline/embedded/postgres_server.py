@@ -16,7 +16,6 @@ from pathlib import Path
 from urllib.parse import quote
 
 from pipeline.contract.errors import ServiceUnavailable
-from pipeline.embedded.places import Place
 from pipeline.embedded.postgres_programs import find_programs
 from pipeline.embedded.processes import (
     POLL_S,
@@ -28,6 +27,7 @@ from pipeline.embedded.processes import (
     spawn_detached,
 )
 from pipeline.embedded.server import Server
+from pipeline.embedded.server_paths import ServerPaths
 
 DATABASE = "rollout"
 SUPERUSER = "postgres"
@@ -66,16 +66,16 @@ class PostgresServer(Server):
     title = "PostgreSQL"
     stop_ladder = STOP_LADDER
 
-    def __init__(self, place: Place, *, durable: bool) -> None:
-        self._data = place.home / "data"
-        self._socket = place.sockets / SOCKET_NAME
+    def __init__(self, paths: ServerPaths, *, durable: bool) -> None:
+        self._data = paths.home / "data"
+        self._socket = paths.sockets / SOCKET_NAME
         self._durable = durable
-        super().__init__(place, Identity(("postgres",), self._data, (str(self._data),)))
+        super().__init__(paths, Identity(("postgres",), self._data, (str(self._data),)))
 
     @property
     def url(self) -> str:
         """SQLAlchemy's URL of the database; the port is named so that PGPORT cannot change it."""
-        host = quote(str(self.place.sockets), safe="/")
+        host = quote(str(self.paths.sockets), safe="/")
         return f"postgresql+psycopg://{SUPERUSER}@/{DATABASE}?host={host}&port={PORT}"
 
     def _noted_pid(self) -> int:
@@ -83,22 +83,22 @@ class PostgresServer(Server):
         return int(lines[0]) if lines and lines[0].isdigit() else 0
 
     def _launch(self, life_lock: int, deadline: float) -> None:
-        programs = find_programs(self._data, self.place)
+        programs = find_programs(self._data, self.paths)
         if not self._data.exists():
             self._make_cluster(programs, life_lock)
         self._clear_stale_files()
         argv = [str(programs / "postgres"), "-D", str(self._data), *self._options()]
         since = self._log_size()
-        pid = spawn_detached(argv, log=self.log, life_lock=life_lock, account=self.place.account)
+        pid = spawn_detached(argv, log=self.log, life_lock=life_lock, account=self.paths.account)
         if not self._wait_ready(pid, deadline):
             raise self._would_not_start(since)
 
     def _make_cluster(self, programs: Path, life_lock: int) -> None:
         """Run initdb beside the data and rename: dying half-way leaves no half cluster."""
-        account = self.place.account
-        for leftover in self.place.home.glob("data.new-*"):
+        account = self.paths.account
+        for leftover in self.paths.home.glob("data.new-*"):
             shutil.rmtree(leftover)
-        new = Path(tempfile.mkdtemp(prefix="data.new-", dir=self.place.home))
+        new = Path(tempfile.mkdtemp(prefix="data.new-", dir=self.paths.home))
         if account is not None:
             os.chown(new, account.uid, account.gid)
         initdb = [str(programs / "initdb"), "-D", str(new), *INITDB_OPTIONS]
@@ -108,10 +108,10 @@ class PostgresServer(Server):
         _run([*single, "postgres"], account, life_lock, feed=f"CREATE DATABASE {DATABASE}\n")
         new.rename(self._data)
         if self._durable:
-            _sync_directory(self.place.home)
+            _sync_directory(self.paths.home)
 
     def _options(self) -> list[str]:
-        sockets = str(self.place.sockets).replace('"', '""')
+        sockets = str(self.paths.sockets).replace('"', '""')
         settings = SETTINGS | {"unix_socket_directories": f'"{sockets}"'}
         if not self._durable:
             settings |= THROW_AWAY

@@ -1,7 +1,8 @@
-"""Server processes by pid: start one detached, recognise it again, stop it.
+"""Processes by pid: start a server detached, recognise a process again, stop it.
 
-Used by the two servers of this package. A pid found in a file is a rumour (crash, reboot, reuse):
-nothing here trusts or signals one before the process behind it is shown to be the server meant.
+Used by the two servers of this package, and by `rollout/supervision.py` for workers and
+controllers. After a crash or a reboot a pid may belong to another process, so none is signalled
+before the process behind it is recognised.
 """
 
 from __future__ import annotations
@@ -12,13 +13,10 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from pipeline.contract.errors import NotAllowed
 
 POLL_S = 0.01
 LOG_BYTES = 16 * 2**20
@@ -52,7 +50,7 @@ class Identity:
         if pid <= 1:
             return False
         if not os.path.isdir("/proc/self"):
-            return self._matches_command(_ps_command(pid))
+            return self._matches_command(_ps(pid, "command="))
         try:
             if not self._names_program(Path(f"/proc/{pid}/comm").read_text()):
                 return False
@@ -112,46 +110,47 @@ def spawn_detached(
     return int(done.stdout)
 
 
+def start_mark(pid: int) -> str | None:
+    """Return what tells a live process from any other that ever has its pid, None if it is gone.
+
+    A zombie is gone.
+    """
+    if os.path.isdir("/proc/self"):
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+            boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        except OSError:
+            return None
+        return None if fields[0] in "ZX" else f"{boot}:{fields[19]}"
+    shown = _ps(pid, "state=,lstart=").strip()
+    return None if not shown or shown.startswith("Z") else shown.partition(" ")[2].strip()
+
+
 def process_exists(pid: int) -> bool:
-    """Say whether `pid` is some live process, whoever's it is."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1]
-    except OSError:
-        return os.path.isdir("/proc/self") is False
-    return state not in ("Z", "X")
+    """Say whether `pid` is some live process, of any user."""
+    return start_mark(pid) is not None
 
 
-def stop_process(pid: int, identity: Identity, ladder: StopLadder) -> None:
-    """Stop the server `pid` and wait until it is gone; does nothing if the pid is another's.
+def stop_processes(meant: Mapping[int, Callable[[], bool]], ladder: StopLadder) -> list[int]:
+    """Stop processes together and return the pids of those that outlived every signal.
+
+    Args:
+        meant: For each pid: whether it still is the process meant; others are left alone.
+        ladder: The signals.
 
     Raises:
-        NotAllowed: The server belongs to another user, or outlived every signal of the ladder.
+        PermissionError: One belongs to another user.
     """
-    with _handle(pid) as handle:
-        # Checked after the handle is open: from here on the number cannot come to mean another.
-        if not identity.matches(pid):
-            return
+    with contextlib.ExitStack() as stack:
+        # A check after its handle is open: from then on the pid cannot come to mean another.
+        opened = [(stack.enter_context(_Handle(pid)), is_meant) for pid, is_meant in meant.items()]
+        left = [handle for handle, is_meant in opened if is_meant()]
         for number, wait_s in ladder:
-            try:
+            for handle in left:
                 handle.send(number)
-            except ProcessLookupError:
-                return
-            except PermissionError as error:
-                raise NotAllowed(
-                    f"{identity.programs[0]} (pid {pid}) belongs to another user.",
-                    remedy="Stop it as the user that started it.",
-                ) from error
-            if handle.wait_gone(wait_s):
-                return
-    raise NotAllowed(
-        f"{identity.programs[0]} (pid {pid}) does not stop.", why="It outlived every signal."
-    )
+            deadline = time.monotonic() + wait_s
+            left = [handle for handle in left if not handle.wait_gone(deadline)]
+    return [handle.pid for handle in left]
 
 
 def log_tail(log: Path, *, since: int = 0, lines: int = 12) -> str:
@@ -166,27 +165,34 @@ def log_tail(log: Path, *, since: int = 0, lines: int = 12) -> str:
     return "\n".join(text.splitlines()[-lines:]) or "(log is empty)"
 
 
-@dataclass(slots=True)
-class _Handle:
+class _Handle(contextlib.AbstractContextManager["_Handle"]):
     """One process, by descriptor where the system has that, else by number."""
 
-    pid: int
-    fd: int | None
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        try:
+            self._fd: int | None = os.pidfd_open(pid)
+        except (AttributeError, OSError):
+            self._fd = None
+
+    def __exit__(self, *_: object) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
 
     def send(self, number: signal.Signals) -> None:
         # A stopped process (SIGSTOP) sees a signal only once it is continued.
-        for each in (number, signal.SIGCONT):
-            if self.fd is None:
-                os.kill(self.pid, each)
-            else:
-                signal.pidfd_send_signal(self.fd, each)
+        with contextlib.suppress(ProcessLookupError):
+            for each in (number, signal.SIGCONT):
+                if self._fd is None:
+                    os.kill(self.pid, each)
+                else:
+                    signal.pidfd_send_signal(self._fd, each)
 
-    def wait_gone(self, timeout_s: float) -> bool:
-        if self.fd is not None:
+    def wait_gone(self, deadline: float) -> bool:
+        if self._fd is not None:
             poll = select.poll()
-            poll.register(self.fd, select.POLLIN)
-            return bool(poll.poll(timeout_s * 1000))
-        deadline = time.monotonic() + timeout_s
+            poll.register(self._fd, select.POLLIN)
+            return bool(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
         while process_exists(self.pid):
             if time.monotonic() > deadline:
                 return False
@@ -194,33 +200,19 @@ class _Handle:
         return True
 
 
-@contextmanager
-def _handle(pid: int) -> Iterator[_Handle]:
-    try:
-        fd = os.pidfd_open(pid)
-    except (AttributeError, OSError):
-        fd = None
-    try:
-        yield _Handle(pid, fd)
-    finally:
-        if fd is not None:
-            os.close(fd)
-
-
 def _proc_command(pid: int) -> str:
     try:
-        return (
-            Path(f"/proc/{pid}/cmdline")
-            .read_bytes()
-            .replace(b"\0", b" ")
-            .decode("utf-8", "replace")
-        )
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        return command.replace(b"\0", b" ").decode("utf-8", "replace")
     except OSError:
         return ""
 
 
-def _ps_command(pid: int) -> str:
+def _ps(pid: int, columns: str) -> str:
     shown = subprocess.run(
-        ["ps", "-ww", "-p", str(pid), "-o", "command="], capture_output=True, check=False
+        ["ps", "-ww", "-p", str(pid), "-o", columns],
+        capture_output=True,
+        check=False,
+        env={"PATH": os.defpath, "LC_ALL": "C"},
     )
     return shown.stdout.decode("utf-8", "replace")

@@ -17,7 +17,6 @@ from enum import Enum
 from pathlib import Path
 from urllib.parse import quote
 
-from pipeline.embedded.places import Place
 from pipeline.embedded.processes import (
     POLL_S,
     Identity,
@@ -27,6 +26,7 @@ from pipeline.embedded.processes import (
 )
 from pipeline.embedded.redis_programs import NAMES, find_program
 from pipeline.embedded.server import Server
+from pipeline.embedded.server_paths import ServerPaths
 
 SOCKET_NAME = "redis.sock"
 
@@ -50,12 +50,12 @@ class RedisServer(Server):
     title = "Redis"
     stop_ladder = STOP_LADDER
 
-    def __init__(self, place: Place, *, durable: bool) -> None:
-        self._config = place.home / "redis.conf"
-        self._socket = place.sockets / SOCKET_NAME
+    def __init__(self, paths: ServerPaths, *, durable: bool) -> None:
+        self._config = paths.home / "redis.conf"
+        self._socket = paths.sockets / SOCKET_NAME
         self._durable = durable
         marks = (str(self._config), str(self._socket))
-        super().__init__(place, Identity(NAMES, place.home, marks))
+        super().__init__(paths, Identity(NAMES, paths.home, marks))
 
     @property
     def url(self) -> str:
@@ -69,7 +69,7 @@ class RedisServer(Server):
 
     def _noted_pid(self) -> int:
         try:
-            return int((self.place.home / "redis.pid").read_text())
+            return int((self.paths.home / "redis.pid").read_text())
         except (OSError, ValueError):
             return 0
 
@@ -92,8 +92,8 @@ class RedisServer(Server):
             "port": "0",
             "unixsocket": str(self._socket),
             "unixsocketperm": "700",
-            "dir": str(self.place.home),
-            "pidfile": str(self.place.home / "redis.pid"),
+            "dir": str(self.paths.home),
+            "pidfile": str(self.paths.home / "redis.pid"),
             "daemonize": "no",
             "save": "",
             "appendonly": "yes" if self._durable else "no",
@@ -121,8 +121,8 @@ class RedisServer(Server):
 
     def _set_damaged_files_aside(self) -> None:
         stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
-        for found in list(self.place.home.glob("appendonly*")):
-            found.rename(self.place.home / f"damaged-{stamp}-{found.name}")
+        for found in list(self.paths.home.glob("appendonly*")):
+            found.rename(self.paths.home / f"damaged-{stamp}-{found.name}")
 
 
 def _ask(path: Path) -> _Answer:

@@ -14,9 +14,9 @@ import time
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
-from pipeline.contract.errors import ServiceUnavailable
-from pipeline.embedded.places import Place
-from pipeline.embedded.processes import POLL_S, Identity, StopLadder, log_tail, stop_process
+from pipeline.contract.errors import NotAllowed, ServiceUnavailable
+from pipeline.embedded.processes import POLL_S, Identity, StopLadder, log_tail, stop_processes
+from pipeline.embedded.server_paths import ServerPaths
 
 
 class Server(ABC):
@@ -26,9 +26,9 @@ class Server(ABC):
     title: ClassVar[str]
     stop_ladder: ClassVar[StopLadder]
 
-    def __init__(self, place: Place, identity: Identity) -> None:
-        self.place = place
-        self.log = place.home / f"{self.name}.log"
+    def __init__(self, paths: ServerPaths, identity: Identity) -> None:
+        self.paths = paths
+        self.log = paths.home / f"{self.name}.log"
         self._identity = identity
 
     @property
@@ -80,10 +80,22 @@ class Server(ABC):
                 time.sleep(POLL_S)
 
     def stop(self) -> bool:
-        """Stop the server if it runs; say whether it did."""
+        """Stop the server if it runs; say whether it did.
+
+        Raises:
+            NotAllowed: It belongs to another user, or outlived every signal of the ladder.
+        """
         if (pid := self.running_pid()) is None:
             return False
-        stop_process(pid, self._identity, self.stop_ladder)
+        try:
+            left = stop_processes({pid: lambda: self._identity.matches(pid)}, self.stop_ladder)
+        except PermissionError as error:
+            raise NotAllowed(
+                f"{self.title} (pid {pid}) belongs to another user.",
+                remedy="Stop it as the user that started it.",
+            ) from error
+        if left:
+            raise NotAllowed(f"{self.title} (pid {pid}) does not stop: it outlived every signal.")
         return True
 
     def _stop_if_deaf(self) -> None:
@@ -94,7 +106,7 @@ class Server(ABC):
         self.stop()
 
     def _take_life_lock(self) -> int | None:
-        fd = os.open(self.place.home / "alive", os.O_RDWR | os.O_CREAT, 0o600)
+        fd = os.open(self.paths.home / "alive", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

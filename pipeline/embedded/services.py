@@ -19,10 +19,10 @@ from typing import NamedTuple
 
 from pipeline.contract.errors import ServiceUnavailable
 from pipeline.embedded import postgres_server, redis_server
-from pipeline.embedded.places import Places
 from pipeline.embedded.postgres_server import PostgresServer
 from pipeline.embedded.redis_server import RedisServer
 from pipeline.embedded.server import Server
+from pipeline.embedded.server_paths import ServerDirectories
 
 LOCK_NAME = "services.lock"
 LOCK_POLL_S = 0.02
@@ -61,7 +61,7 @@ class EmbeddedServices:
         self._data_dir = Path(data_dir).expanduser().resolve()
         self._durable = durable
         self._timeout_s = start_timeout_s
-        self._places = Places(self._data_dir, durable=durable)
+        self._directories = ServerDirectories(self._data_dir, durable=durable)
 
     def start_postgres(self) -> str:
         """Start PostgreSQL unless it runs; it stays. Return its SQLAlchemy URL."""
@@ -92,7 +92,7 @@ class EmbeddedServices:
         if not self._data_dir.exists():
             return None
         with self._locked():
-            server = PostgresServer(self._places.find("postgres"), durable=self._durable)
+            server = PostgresServer(self._directories.find("postgres"), durable=self._durable)
             if server.running_pid() is None:
                 return None
             self._note_of("postgres").unlink(missing_ok=True)
@@ -101,7 +101,7 @@ class EmbeddedServices:
     @property
     def redis_client_url(self) -> str:
         """The URL of the same Redis for redis-py; valid once it was started."""
-        return RedisServer(self._places.find("redis"), durable=self._durable).client_url
+        return RedisServer(self._directories.find("redis"), durable=self._durable).client_url
 
     def status(self) -> list[ServiceStatus]:
         """Say which servers run; starts nothing and waits for nobody."""
@@ -121,19 +121,19 @@ class EmbeddedServices:
         self.down()
         if self._data_dir.exists():
             with self._locked():
-                self._places.forget(*(server.name for server in self._servers()))
+                self._directories.forget(*(server.name for server in self._servers()))
 
     def _start_postgres(self) -> Server:
-        place = self._places.prepare(
+        paths = self._directories.prepare(
             "postgres", socket_name=postgres_server.SOCKET_NAME, not_as_root=True
         )
-        return self._started(PostgresServer(place, durable=self._durable))
+        return self._started(PostgresServer(paths, durable=self._durable))
 
     def _start_redis(self) -> Server:
-        place = self._places.prepare(
+        paths = self._directories.prepare(
             "redis", socket_name=redis_server.SOCKET_NAME, not_as_root=False
         )
-        return self._started(RedisServer(place, durable=self._durable))
+        return self._started(RedisServer(paths, durable=self._durable))
 
     def _started(self, server: Server) -> Server:
         server.start(self._timeout_s)
@@ -182,8 +182,8 @@ class EmbeddedServices:
 
     def _servers(self) -> tuple[Server, ...]:
         return (
-            PostgresServer(self._places.find("postgres"), durable=self._durable),
-            RedisServer(self._places.find("redis"), durable=self._durable),
+            PostgresServer(self._directories.find("postgres"), durable=self._durable),
+            RedisServer(self._directories.find("redis"), durable=self._durable),
         )
 
     @contextmanager
@@ -229,7 +229,7 @@ class EmbeddedServices:
 def _status(server: Server) -> ServiceStatus:
     pid = server.running_pid()
     return ServiceStatus(
-        server.name, pid, pid is not None, server.url, server.place.home, server.log
+        server.name, pid, pid is not None, server.url, server.paths.home, server.log
     )
 
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from pipeline.contract.errors import InputError
+from pipeline.contract.train_batch import BatchSpec, TrainBatch
+from pipeline.queue.payloads import open_payloads
+from pipeline.trainer.client import TrainerClient
+from pipeline.trainer.export import export_run
+from pipeline.trainer.export_files import STDOUT
 from rollout.deployment import Deployment, opened
 from rollout.options import Json, RunName
 from rollout.output import note, number, print_json, print_table
-
-if TYPE_CHECKING:
-    from pipeline.contract.train_batch import TrainBatch
-    from pipeline.trainer.client import TrainerClient
 
 Consumer = Annotated[str, typer.Option(metavar="NAME", help="Who trains; part of a batch's key.")]
 Step = Annotated[int, typer.Option(min=0, help="The trainer's step; part of a batch's key.")]
@@ -39,8 +40,6 @@ def pull(
 
     The same step again gives the same groups in the same order.
     """
-    from pipeline.contract.train_batch import BatchSpec
-
     spec = BatchSpec(groups=groups, min_group_size=min_group_size, require_full_groups=full)
     with opened(ctx) as deployment:
         batch = _client(deployment, run, consumer).pull(step, spec, timeout_s=timeout_s)
@@ -90,17 +89,12 @@ def export(
 
     Failed rollouts have no reward there, and their error instead.
     """
-    from pipeline.queue.payloads import open_payloads
-    from pipeline.store.runs import get_run
-    from pipeline.trainer.export import export_run
-    from pipeline.trainer.export_files import STDOUT
-
     if to not in _FORMATS:
         raise InputError(f"There is no format {to!r}.", remedy=f"Known: {', '.join(_FORMATS)}.")
     if output == STDOUT and (to != "jsonl" or as_json):
         raise InputError("Only JSON Lines, and nothing else, can go to stdout.", remedy="Use -o.")
     with opened(ctx) as deployment:
-        found = deployment.transact(lambda connection: get_run(connection, run))
+        found = deployment.find_run(run)
         path = output or Path(f"{found.slug}.{to}")
         report = export_run(
             deployment.engine,
@@ -184,9 +178,6 @@ def prompt_preview(prompt: dict[str, Any], width: int = 60) -> str:
 
 
 def _client(deployment: Deployment, run: str, consumer: str) -> TrainerClient:
-    from pipeline.queue.payloads import open_payloads
-    from pipeline.trainer.client import TrainerClient
-
     return TrainerClient(
         deployment.engine,
         run=run,

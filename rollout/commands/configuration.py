@@ -6,17 +6,16 @@ Secrets are shown as `***`; of a URL only its password is.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 from urllib.parse import urlsplit, urlunsplit
 
 import typer
+from pydantic import BaseModel, SecretStr
 
+from pipeline.settings import load_settings, settings_layers
 from rollout.deployment import settings_flags
 from rollout.options import Json
 from rollout.output import print_json, print_table
-
-if TYPE_CHECKING:
-    from pydantic import BaseModel
 
 config = typer.Typer(help="Look at the settings.", no_args_is_help=True)
 
@@ -35,8 +34,6 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Print every setting with its value."""
-    from pipeline.settings import load_settings, settings_layers
-
     flags = settings_flags(ctx)
     values = dict(_leaves(load_settings(overrides=flags)))
     origins = _origins(settings_layers(overrides=flags)) if origin else {}
@@ -60,8 +57,6 @@ def show(
 
 
 def _leaves(model: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    from pydantic import BaseModel, SecretStr
-
     for name in type(model).model_fields:
         value = getattr(model, name)
         if isinstance(value, BaseModel):

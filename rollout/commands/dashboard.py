@@ -9,19 +9,19 @@ import os
 import secrets
 import signal
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from pipeline.contract.errors import ConfigError, NotAllowed
+from pipeline.queue.broker import broker_of
+from pipeline.queue.celery_app import make_celery_app
+from pipeline.settings.sections import FlowerSettings
 from rollout.deployment import borrowed, settings_of
 from rollout.flower_view import SilentWorkers, note_since, templates_with
 from rollout.logs import log_to_stderr
 from rollout.options import Json
 from rollout.output import note, print_json
-
-if TYPE_CHECKING:
-    from pipeline.settings.sections import FlowerSettings
 
 E_NO_EVENTS = "E132"
 
@@ -47,9 +47,6 @@ def flower(
     """
     settings = settings_of(ctx, {"flower": {"port": port, "host": host}})
     log_to_stderr(settings.log_level)
-    from pipeline.queue.broker import broker_of
-    from pipeline.queue.celery_app import make_celery_app
-
     broker = broker_of(ctx.with_resource(borrowed(settings, broker=True)))
     if not broker.has_remote_control:
         raise NotAllowed(

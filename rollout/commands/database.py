@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import typer
+from sqlalchemy import Engine
 
+from pipeline.store import schema
 from rollout.deployment import borrowed, engine_of, settings_of
 from rollout.options import Json
-from rollout.output import print_json
-
-if TYPE_CHECKING:
-    from sqlalchemy import Engine
+from rollout.output import print_answer
 
 db = typer.Typer(help="Upgrade and check the database's schema.", no_args_is_help=True)
 
@@ -24,8 +22,6 @@ def upgrade(ctx: typer.Context, as_json: Json = False) -> None:
 
     Any number of processes may call it at once.
     """
-    from pipeline.store import schema
-
     with _engine(ctx) as engine:
         revision = schema.upgrade(engine)
     _say(revision, revision, f"The database has schema {revision}.", as_json=as_json)
@@ -34,8 +30,6 @@ def upgrade(ctx: typer.Context, as_json: Json = False) -> None:
 @db.command()
 def current(ctx: typer.Context, as_json: Json = False) -> None:
     """Print the revision there is, and the one needed."""
-    from pipeline.store import schema
-
     with _engine(ctx) as engine:
         found, needed = schema.current(engine), schema.head()
     text = f"The database has schema {found or 'none'}; this version needs {needed}."
@@ -45,8 +39,6 @@ def current(ctx: typer.Context, as_json: Json = False) -> None:
 @db.command()
 def check(ctx: typer.Context, as_json: Json = False) -> None:
     """End with 3 unless the schema is the one needed."""
-    from pipeline.store import schema
-
     with _engine(ctx) as engine:
         schema.require_current(engine)
         needed = schema.head()
@@ -64,7 +56,4 @@ def _engine(ctx: typer.Context) -> Iterator[Engine]:
 
 
 def _say(current: str | None, head: str, text: str, *, as_json: bool) -> None:
-    if as_json:
-        print_json({"current": current, "head": head})
-    else:
-        print(text)
+    print_answer({"current": current, "head": head}, text, as_json=as_json)

@@ -6,19 +6,29 @@ collector would have done.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from sqlalchemy import Connection
 
-from pipeline.contract.errors import NotAllowed, PipelineError
+from pipeline.contract.errors import InputError, MalformedMessage, NotAllowed, PipelineError
+from pipeline.contract.rollout import RolloutState
+from pipeline.queue.frames import decode_completions
+from pipeline.store.dead_letters import (
+    DeadLetter,
+    drop_dead_letters,
+    get_dead_letter,
+    list_dead_letters,
+    mark_redriven,
+)
+from pipeline.store.operations import retry_rollouts
+from pipeline.store.outcomes import record_outcomes
+from pipeline.store.rescores import record_rescores
+from pipeline.store.rollout_filter import RolloutFilter
+from pipeline.store.runs import get_run
 from rollout.deployment import opened
 from rollout.options import DryRun, Json, Yes
 from rollout.output import confirm, print_json, print_table, safe_text
-
-if TYPE_CHECKING:
-    from sqlalchemy import Connection
-
-    from pipeline.store.dead_letters import DeadLetter
 
 dlq = typer.Typer(help="List, requeue and drop dead letters.", no_args_is_help=True)
 
@@ -47,8 +57,6 @@ def list_(
     as_json: Json = False,
 ) -> None:
     """List dead letters, newest first."""
-    from pipeline.store.dead_letters import list_dead_letters
-    from pipeline.store.runs import get_run
 
     def work(connection: Connection) -> list[DeadLetter]:
         run_id = get_run(connection, run).run_id if run else None
@@ -86,8 +94,6 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show one with the beginning of its message."""
-    from pipeline.store.dead_letters import get_dead_letter
-
     with opened(ctx) as deployment:
         letter = deployment.transact(lambda c: get_dead_letter(c, dead_letter_id))
     body = (letter.body or b"")[:_SHOWN_BYTES].decode("utf-8", "backslashreplace")
@@ -152,8 +158,6 @@ def drop(
 
     The rollouts that they name stay as they are.
     """
-    from pipeline.store.dead_letters import drop_dead_letters
-
     with opened(ctx) as deployment:
         chosen = deployment.transact(lambda connection: _chosen(connection, ids, every))
         numbers = [letter.dead_letter_id for letter in chosen]
@@ -174,8 +178,6 @@ def redrive(connection: Connection, dead_letter_id: int) -> str:
         NotFound: There is none of this number.
         NotAllowed: It is of a kind, or its rollout in a state, in which there is nothing to try.
     """
-    from pipeline.store.dead_letters import get_dead_letter, mark_redriven
-
     letter = get_dead_letter(connection, dead_letter_id)
     match letter.kind:
         case "rollout":
@@ -193,11 +195,6 @@ def redrive(connection: Connection, dead_letter_id: int) -> str:
 
 
 def _retry_rollout(connection: Connection, letter: DeadLetter) -> str:
-    from pipeline.contract.rollout import RolloutState
-    from pipeline.store.operations import retry_rollouts
-    from pipeline.store.rollout_filter import RolloutFilter
-    from pipeline.store.runs import get_run
-
     assert letter.run is not None
     run = get_run(connection, letter.run)
     where = RolloutFilter("r.rollout_id = :dead_rollout", {"dead_rollout": letter.rollout_id})
@@ -212,11 +209,6 @@ def _retry_rollout(connection: Connection, letter: DeadLetter) -> str:
 
 
 def _record_completion(connection: Connection, letter: DeadLetter) -> str:
-    from pipeline.contract.errors import MalformedMessage
-    from pipeline.queue.frames import decode_completions
-    from pipeline.store.outcomes import record_outcomes
-    from pipeline.store.rescores import record_rescores
-
     good, bad = decode_completions(letter.body or b"")
     if bad:
         raise MalformedMessage(f"Dead letter {letter.dead_letter_id}: {bad[0].reason}")
@@ -234,9 +226,6 @@ def _record_completion(connection: Connection, letter: DeadLetter) -> str:
 
 
 def _chosen(connection: Connection, ids: list[int] | None, every: bool) -> list[DeadLetter]:
-    from pipeline.contract.errors import InputError
-    from pipeline.store.dead_letters import get_dead_letter, list_dead_letters
-
     if bool(ids) == every:
         raise InputError("Name dead letters by their numbers, or say --all.", code="E104")
     if every:

@@ -11,21 +11,28 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 from urllib.parse import unquote, urlsplit
 
 import typer
+from kombu.exceptions import OperationalError
+from sqlalchemy import Engine, text
 
 from pipeline.contract.base_urls import urls_of
 from pipeline.contract.errors import PipelineError
+from pipeline.embedded.postgres_programs import installations
+from pipeline.embedded.redis_programs import find_program
 from pipeline.hidden_packages import find_hidden
+from pipeline.queue.broker import broker_of
+from pipeline.queue.payloads import open_payloads
+from pipeline.settings import Settings
+from pipeline.store import schema
+from pipeline.store.engine import transact
 from rollout.deployment import borrowed, engine_of, private_services, settings_of
 from rollout.endpoint import probe
 from rollout.options import Json
 from rollout.output import print_json, print_table
-
-if TYPE_CHECKING:
-    from pipeline.settings import Settings
+from workers.sandbox.kinds import choose_local, obstacle_of
 
 _PROBE_S = 2.0
 _MIN_FREE_BYTES = 200 * 2**20
@@ -138,8 +145,6 @@ def _names() -> Check:
 
 
 def _database(settings: Settings) -> Check:
-    from pipeline.embedded.postgres_programs import installations
-
     if settings.embedded_database:
         state = _private_state(settings, "postgres", installations)
         if state.status != "ok" or "runs" not in state.detail:
@@ -149,8 +154,6 @@ def _database(settings: Settings) -> Check:
 
 
 def _schema_and_clock(settings: Settings) -> Check:
-    from pipeline.store import schema
-
     quick = settings.database.model_copy(update={"connect_timeout_s": _PROBE_S})
     engine = engine_of(settings.model_copy(update={"database": quick}))
     try:
@@ -166,10 +169,6 @@ def _schema_and_clock(settings: Settings) -> Check:
 
 
 def _clock_skew_s(engine: object) -> float:
-    from sqlalchemy import Engine, text
-
-    from pipeline.store.engine import transact
-
     assert isinstance(engine, Engine)
     asked = time.time()
     theirs = transact(
@@ -179,11 +178,6 @@ def _clock_skew_s(engine: object) -> float:
 
 
 def _broker(settings: Settings) -> Check:
-    from kombu.exceptions import OperationalError
-
-    from pipeline.embedded.redis_programs import find_program
-    from pipeline.queue.broker import broker_of
-
     if settings.embedded_broker:
         return _private_state(settings, "redis", find_program)
     quick = settings.broker.model_copy(update={"connect_timeout_s": _PROBE_S})
@@ -234,8 +228,6 @@ def _disk(settings: Settings) -> Check:
 
 
 def _payloads(settings: Settings) -> Check:
-    from pipeline.queue.payloads import open_payloads
-
     url = settings.payloads.url
     if url is not None and urlsplit(url).scheme != "file":
         store = open_payloads(settings)
@@ -251,8 +243,6 @@ def _payloads(settings: Settings) -> Check:
 
 
 def _sandbox(settings: Settings) -> Check:
-    from workers.sandbox.kinds import choose_local, obstacle_of
-
     kind = settings.worker.sandbox
     if kind == "process":
         detail = "process: commands that a model wrote run unconfined, as the worker.sandbox says"

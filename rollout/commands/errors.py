@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from pipeline.contract.errors import InputError
+from pipeline.queue.payloads import open_payloads
+from pipeline.store.inspection import errors_by_class, errors_by_worker, stream_bodies
+from pipeline.store.runs import Run
+from pipeline.store.tracebacks import list_tracebacks
+from pipeline.trainer.bodies import try_read_record
 from rollout.deployment import Deployment, opened
 from rollout.options import Json, RunName
 from rollout.output import counts, note, print_json, print_table, safe_text
-
-if TYPE_CHECKING:
-    from pipeline.store.runs import Run
 
 _BY = ("class", "tool", "worker")
 _EXAMPLE_CHARS = 240
@@ -30,14 +32,10 @@ def errors(
     as_json: Json = False,
 ) -> None:
     """Count the errors of a run by class, tool or worker."""
-    from pipeline.store.inspection import errors_by_class, errors_by_worker
-    from pipeline.store.runs import get_run
-    from pipeline.store.tracebacks import list_tracebacks
-
     if by not in _BY:
         raise InputError(f"--by cannot be {by!r}.", remedy=f"Known: {', '.join(_BY)}.")
     with opened(ctx) as deployment:
-        found = deployment.transact(lambda connection: get_run(connection, run))
+        found = deployment.find_run(run)
         if by == "tool":
             rows = errors_by_tool(deployment, found)
         else:
@@ -61,10 +59,6 @@ def errors(
 
 def errors_by_tool(deployment: Deployment, run: Run) -> list[dict[str, Any]]:
     """Return for each tool: how often it was called, and how often it failed."""
-    from pipeline.queue.payloads import open_payloads
-    from pipeline.store.inspection import stream_bodies
-    from pipeline.trainer.bodies import try_read_record
-
     payloads = open_payloads(deployment.settings)
     calls: Counter[str] = Counter()
     failed: Counter[str] = Counter()

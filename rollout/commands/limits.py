@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 
+from pipeline.contract.errors import ConfigError
+from pipeline.limits.settings import LimitSettings
+from pipeline.limits.status import ANY_MODEL, LimitStatus
+from pipeline.limits.store import LimitStore
 from rollout.deployment import borrowed, settings_of
 from rollout.options import Json
 from rollout.output import print_json, print_table
-
-if TYPE_CHECKING:
-    from pipeline.limits.status import LimitStatus
-    from pipeline.limits.store import LimitStore
 
 limits = typer.Typer(help="Limit the calls to a model endpoint, live.", no_args_is_help=True)
 
@@ -64,9 +65,6 @@ def set_(
 
     Workers follow within about a second. Without any limit named, there is none.
     """
-    from pipeline.limits.settings import LimitSettings
-    from pipeline.limits.status import ANY_MODEL
-
     wanted = LimitSettings(
         requests_per_minute=requests_per_minute,
         tokens_per_minute=tokens_per_minute,
@@ -84,11 +82,6 @@ def set_(
 
 
 def _with_store(ctx: typer.Context, work: Callable[[LimitStore], Awaitable[T]]) -> T:
-    import asyncio
-
-    from pipeline.contract.errors import ConfigError
-    from pipeline.limits.store import LimitStore
-
     settings = ctx.with_resource(borrowed(settings_of(ctx), broker=True))
     url = settings.limits_redis_url
     if url is None:
@@ -137,8 +130,6 @@ def _as_cells(row: LimitStatus) -> list[str]:
 
 
 def _model(name: str) -> str:
-    from pipeline.limits.status import ANY_MODEL
-
     return "all models" if name == ANY_MODEL else name
 
 

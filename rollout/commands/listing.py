@@ -14,6 +14,10 @@ from pipeline.contract.errors import InputError
 from rollout.deployment import settings_of
 from rollout.options import Json
 from rollout.output import print_json, safe_text
+from workers.core.registry import get_agent_class, list_agents
+from workers.core.tool_registry import get_global_tool_registry
+from workers.process.plugins import load_plugins
+from workers.rewards.registry import get_reward, list_rewards
 
 _KINDS = ("agents", "tools", "rewards")
 
@@ -34,8 +38,6 @@ def list_(
     These are the built-in ones and those of the plug-ins. A run sets options by
     `--set agent_config.NAME=VALUE`, `tools_config.TOOL.NAME` and `reward_config.NAME`.
     """
-    from workers.process.plugins import load_plugins
-
     if kind not in _KINDS:
         raise InputError(f"There is no list of {kind!r}.", remedy=f"Known: {', '.join(_KINDS)}.")
     load_plugins(plugin or settings_of(ctx).worker.plugins)
@@ -54,8 +56,6 @@ def list_(
 
 
 def _agents() -> Iterator[Entry]:
-    from workers.core.registry import get_agent_class, list_agents
-
     for name in list_agents():
         agent = get_agent_class(name)
         function = getattr(agent, "function", None)
@@ -64,8 +64,6 @@ def _agents() -> Iterator[Entry]:
 
 
 def _tools() -> Iterator[Entry]:
-    from workers.core.tool_registry import get_global_tool_registry
-
     registry = get_global_tool_registry()
     for name in registry.get_tool_names():
         tool = registry.get_tool(name)
@@ -76,8 +74,6 @@ def _tools() -> Iterator[Entry]:
 
 
 def _rewards() -> Iterator[Entry]:
-    from workers.rewards.registry import get_reward, list_rewards
-
     for name in list_rewards():
         reward = get_reward(name)
         yield _entry(name, reward.function.__doc__, reward.options, [reward.function])

@@ -5,19 +5,24 @@ Whatever cannot be taken back shows its counts and asks first.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from pipeline.contract.errors import InputError
 from pipeline.contract.rollout import RolloutState, RunState
-from rollout.deployment import Deployment, opened
-from rollout.options import DryRun, Json, RunName, Yes
-from rollout.output import confirm, print_json
-
-if TYPE_CHECKING:
-    from pipeline.store.rollout_filter import RolloutFilter
-    from pipeline.store.runs import Run
+from pipeline.store.operations import (
+    begin_cancel,
+    cancel_rollouts,
+    continue_run,
+    count_retryable,
+    pause_run,
+    retry_rollouts,
+)
+from pipeline.store.rollout_filter import RolloutFilter, of_class, parse_filter
+from pipeline.store.status import run_status
+from rollout.deployment import opened
+from rollout.options import DryRun, Json, RunName, Yes, parse_error_class
+from rollout.output import confirm, print_answer
 
 
 def cancel(
@@ -32,11 +37,8 @@ def cancel(
 
     Rollouts that are done stay as they are; the others will not be done.
     """
-    from pipeline.store.operations import begin_cancel, cancel_rollouts
-    from pipeline.store.status import run_status
-
     with opened(ctx) as deployment:
-        found = _find(deployment, run)
+        found = deployment.find_run(run)
         status = deployment.transact(lambda connection: run_status(connection, found))
         cancelled = status.n_open
         if not (dry_run or status.is_done):
@@ -47,7 +49,7 @@ def cancel(
                 lambda connection: cancel_rollouts(connection, found)
             ):
                 cancelled += some
-    _say(
+    print_answer(
         {"run": found.slug, "cancelled": cancelled, "dry_run": dry_run},
         f"{cancelled} rollouts of run {found.slug} {_did('cancelled', dry_run)}.",
         as_json=as_json,
@@ -64,26 +66,22 @@ def pause(
 
     Rollouts that are under way finish.
     """
-    from pipeline.store.operations import pause_run
-
     with opened(ctx) as deployment:
-        found = _find(deployment, run)
+        found = deployment.find_run(run)
         changed = deployment.transact(
             lambda connection: pause_run(connection, found, reason=reason)
         )
     text = f"Run {found.slug} {'is paused' if changed else 'was paused already'}."
-    _say({"run": found.slug, "state": "paused", "changed": changed}, text, as_json=as_json)
+    print_answer({"run": found.slug, "state": "paused", "changed": changed}, text, as_json=as_json)
 
 
 def continue_(ctx: typer.Context, run: RunName, as_json: Json = False) -> None:
     """Hand out rollouts of a paused run again."""
-    from pipeline.store.operations import continue_run
-
     with opened(ctx) as deployment:
-        found = _find(deployment, run)
+        found = deployment.find_run(run)
         changed = deployment.transact(lambda connection: continue_run(connection, found))
     text = f"Run {found.slug} {'goes on' if changed else 'was not paused'}."
-    _say({"run": found.slug, "state": "active", "changed": changed}, text, as_json=as_json)
+    print_answer({"run": found.slug, "state": "active", "changed": changed}, text, as_json=as_json)
 
 
 def retry(
@@ -109,12 +107,10 @@ def retry(
 
     A rollout whose group a trainer has already stays as it is.
     """
-    from pipeline.store.operations import count_retryable, retry_rollouts
-
     condition = _condition(error_class, where)
     state = RolloutState.CANCELLED if cancelled else RolloutState.FAILED
     with opened(ctx) as deployment:
-        found = _find(deployment, run)
+        found = deployment.find_run(run)
         count = deployment.transact(
             lambda connection: count_retryable(connection, found, condition, state=state)
         )
@@ -128,7 +124,7 @@ def retry(
         text += f" {count.refused} stay as they are: a trainer has their group, or it has enough."
     if found.state is RunState.PAUSED:
         text += f" The run is paused; go on with: rollout continue {found.slug}"
-    _say(
+    print_answer(
         {
             "run": found.slug,
             "retried": count.allowed,
@@ -141,32 +137,11 @@ def retry(
 
 
 def _condition(error_class: str | None, where: str | None) -> RolloutFilter:
-    from pipeline.contract.errors import ErrorClass
-    from pipeline.store.rollout_filter import RolloutFilter, of_class, parse_filter
-
     condition = RolloutFilter()
-    if error_class is not None:
-        if error_class not in list(ErrorClass):
-            raise InputError(
-                f"There is no error class {error_class!r}.",
-                remedy=f"Known: {', '.join(ErrorClass)}.",
-            )
-        condition = condition.and_also(of_class(error_class))
+    if chosen := parse_error_class(error_class):
+        condition = condition.and_also(of_class(chosen))
     return condition.and_also(parse_filter(where)) if where is not None else condition
-
-
-def _find(deployment: Deployment, run: str) -> Run:
-    from pipeline.store.runs import get_run
-
-    return deployment.transact(lambda connection: get_run(connection, run))
 
 
 def _did(what: str, dry_run: bool) -> str:
     return f"would be {what}" if dry_run else f"are {what}"
-
-
-def _say(document: dict[str, Any], text: str, *, as_json: bool) -> None:
-    if as_json:
-        print_json(document)
-    else:
-        print(text)

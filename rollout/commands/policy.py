@@ -10,6 +10,8 @@ import typer
 from pipeline.contract.errors import InputError
 from rollout.commands.workers import WhileStdin, end_with_stdin
 from rollout.options import Json
+from workers.offline_policy.policy import OfflinePolicyOptions
+from workers.offline_policy.server import run_server
 
 
 def offline_policy(
@@ -41,9 +43,6 @@ def offline_policy(
     The first line on stdout is a JSON object with its `base_url`, with and without `--json`.
     """
     del as_json
-    from workers.offline_policy.policy import OfflinePolicyOptions
-    from workers.offline_policy.server import run_server
-
     if answer_key is not None and not answer_key.is_file():
         raise InputError(f"There is no answer key at {answer_key}.", remedy="Check --answer-key.")
     if while_stdin:

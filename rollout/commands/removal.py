@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from pipeline.contract.errors import NotFound
+from pipeline.queue.payloads import open_payloads
+from pipeline.store.removal import (
+    begin_removal,
+    remove_groups,
+    remove_rest,
+    require_removable,
+    seconds_since_cancel,
+)
+from pipeline.store.runs import Run
+from pipeline.store.status import run_status
 from rollout.deployment import Deployment, opened
 from rollout.options import DryRun, Json, Yes
 from rollout.output import confirm, counts, note, print_json
-
-if TYPE_CHECKING:
-    from pipeline.store.runs import Run
 
 WholeName = Annotated[
     str, typer.Argument(metavar="RUN", help="The run's whole name, or @last.", show_default=False)
@@ -33,9 +40,6 @@ def rm(
     The run must be finished, paused or cancelled, without rollouts in flight. Its rows, dead
     letters and trajectories are deleted for good, and its name is free again.
     """
-    from pipeline.store.removal import require_removable
-    from pipeline.store.status import run_status
-
     with opened(ctx) as deployment:
         found = _exactly(deployment, run)
         deployment.transact(lambda connection: require_removable(connection, found))
@@ -61,9 +65,6 @@ def remove(deployment: Deployment, run: Run) -> tuple[dict[str, int], int]:
     Raises:
         NotAllowed: It is in use.
     """
-    from pipeline.queue.payloads import open_payloads
-    from pipeline.store.removal import begin_removal, remove_groups, remove_rest
-
     deployment.transact(lambda connection: begin_removal(connection, run))
     _let_workers_know(deployment, run)
     # Before their rows: what is interrupted here can still be found, and goes on.
@@ -77,9 +78,7 @@ def remove(deployment: Deployment, run: Run) -> tuple[dict[str, int], int]:
 
 def _exactly(deployment: Deployment, name: str) -> Run:
     """Find a run by its whole name: a script that removes `a` twice must not remove `ab`."""
-    from pipeline.store.runs import get_run
-
-    found = deployment.transact(lambda connection: get_run(connection, name))
+    found = deployment.find_run(name)
     if name not in (found.slug, "@last"):
         raise NotFound(f"There is no run {name!r}.", remedy=f"Do you mean {found.slug!r}?")
     return found
@@ -87,8 +86,6 @@ def _exactly(deployment: Deployment, name: str) -> Run:
 
 def _let_workers_know(deployment: Deployment, run: Run) -> None:
     """Wait until workers were told to stop what was cancelled a moment ago (ADR 0010)."""
-    from pipeline.store.removal import seconds_since_cancel
-
     since = deployment.transact(lambda connection: seconds_since_cancel(connection, run))
     left = 2 * deployment.settings.lease.heartbeat_s - since if since is not None else 0.0
     if left > 0:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import textwrap
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from pipeline.queue.payloads import PayloadStore, open_payloads
+from pipeline.store.rollout_filter import parse_filter
+from pipeline.store.runs import Run
+from pipeline.store.samples import read_samples
+from pipeline.trainer.bodies import try_read_record
 from rollout.commands.batches import prompt_preview
 from rollout.deployment import opened
 from rollout.options import Json, RunName
 from rollout.output import number, print_json, safe_text
-
-if TYPE_CHECKING:
-    from pipeline.queue.payloads import PayloadStore
-    from pipeline.store.runs import Run
 
 #: Without a condition: what has an end to be read.
 _ENDED = "status in ['succeeded', 'failed']"
@@ -43,14 +44,9 @@ def samples(
     They come in the order of the groups. `rollout show rollout LABEL --messages` prints the whole
     conversation of one.
     """
-    from pipeline.queue.payloads import open_payloads
-    from pipeline.store.rollout_filter import parse_filter
-    from pipeline.store.runs import get_run
-    from pipeline.store.samples import read_samples
-
     condition = parse_filter(where or _ENDED)
     with opened(ctx) as deployment:
-        found = deployment.transact(lambda connection: get_run(connection, run))
+        found = deployment.find_run(run)
         rows = deployment.transact(
             lambda connection: read_samples(connection, found, condition, limit=limit)
         )
@@ -66,8 +62,6 @@ def samples(
 
 
 def _document(run: Run, row: Any, payloads: PayloadStore) -> dict[str, Any]:
-    from pipeline.trainer.bodies import try_read_record
-
     record, unreadable = try_read_record(row, payloads)
     error = None
     if row.error_class is not None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import shlex
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from rollout.child_processes import Child, Children
+from pipeline.contract.errors import PipelineError
+from pipeline.settings import Settings
+from pipeline.store.engine import transact
+from pipeline.store.processes import Process, list_processes
 from rollout.deployment import (
     borrowed,
     engine_of,
@@ -16,16 +19,15 @@ from rollout.deployment import (
     private_services,
     settings_of,
 )
-from rollout.local_processes import WORKER, LocalProcesses
 from rollout.options import DryRun, Json, WorkerOptions, Yes, takes
 from rollout.output import confirm, note, print_json, print_table
-
-if TYPE_CHECKING:
-    from pipeline.settings import Settings
-    from pipeline.store.processes import Process
-
-_CONTROLLER_END_S = 15.0
-_WORKER_END_S = 25.0
+from rollout.supervision import (
+    WORKER,
+    LocalProcesses,
+    find_processes,
+    stop_processes,
+    worker_end_s,
+)
 
 
 @takes(WorkerOptions, "local")
@@ -45,7 +47,7 @@ def up(
         missing = workers - sum(child.kind == WORKER for child in processes.staying())
         processes.start(workers=max(0, missing), options=local)
         urls = _urls(settings, deployment.settings)
-    children = [_child(child) for child in Children(settings.data_dir).find()]
+    children = [child.to_json() for child in find_processes(settings.data_dir)]
     if as_json:
         print_json({"urls": urls, "processes": children})
         return
@@ -64,18 +66,20 @@ def down(
     These are the workers, the controller and the private servers. Data and results stay.
     """
     settings = settings_of(ctx)
-    services, children = private_services(settings), Children(settings.data_dir)
+    services, children = private_services(settings), find_processes(settings.data_dir)
     running = [server.name for server in services.status() if server.running]
-    processes = children.find()
-    what = ", ".join([f"{child.kind} {child.pid}" for child in processes] + running)
+    what = ", ".join([f"{child.kind} {child.pid}" for child in children] + running)
     if what and not dry_run:
         # Nothing is lost by it, so a script need not say that it means it.
         is_script = not sys.stdin.isatty()
         confirm(f"Stop {what}? Data and results stay.", yes=yes or is_script)
-        _stop(children, processes, drain_s=settings.worker.drain_s)
+        if any(child.kind == WORKER for child in children):
+            drain_s = settings.worker.drain_s
+            note(f"Workers may finish what is under way, for {drain_s:g} s.")
+        stop_processes(children, timeout_s=worker_end_s(settings))
         services.down()
     document = {
-        "processes": [_child(child) for child in processes],
+        "processes": [child.to_json() for child in children],
         "services": running,
         "dry_run": dry_run,
     }
@@ -94,7 +98,7 @@ def ps(ctx: typer.Context, as_json: Json = False) -> None:
     """
     settings = settings_of(ctx)
     services = private_services(settings).status()
-    children = Children(settings.data_dir).find()
+    children = find_processes(settings.data_dir)
     seen = _seen(settings)
     if as_json:
         print_json(
@@ -109,7 +113,7 @@ def ps(ctx: typer.Context, as_json: Json = False) -> None:
                     }
                     for server in services
                 ],
-                "processes": [_child(child) for child in children],
+                "processes": [child.to_json() for child in children],
                 "seen": [_seen_json(process) for process in seen],
             }
         )
@@ -135,15 +139,6 @@ def ps(ctx: typer.Context, as_json: Json = False) -> None:
     )
 
 
-def _stop(children: Children, processes: list[Child], *, drain_s: float) -> None:
-    workers = [child for child in processes if child.kind == WORKER]
-    if workers:
-        note(f"Workers may finish what is under way, for {drain_s:g} s.")
-    children.stop(workers, timeout_s=drain_s + _WORKER_END_S)
-    rest = [child for child in processes if child.kind != WORKER]
-    children.stop(rest, timeout_s=_CONTROLLER_END_S)
-
-
 def _urls(named: Settings, resolved: Settings) -> dict[str, str]:
     """Return the variables by which another process finds the private servers."""
     found: dict[str, str] = {"ROLLOUT_DATA_DIR": str(named.data_dir)}
@@ -157,10 +152,6 @@ def _urls(named: Settings, resolved: Settings) -> dict[str, str]:
 
 def _seen(settings: Settings) -> list[Process]:
     """Ask the store, if it can be asked without starting it."""
-    from pipeline.contract.errors import PipelineError
-    from pipeline.store.engine import transact
-    from pipeline.store.processes import list_processes
-
     if settings.embedded_database:
         server = next(s for s in private_services(settings).status() if s.name == "postgres")
         if not server.running:
@@ -174,16 +165,6 @@ def _seen(settings: Settings) -> list[Process]:
             return []
         finally:
             engine.dispose()
-
-
-def _child(child: Child) -> dict[str, Any]:
-    return {
-        "kind": child.kind,
-        "pid": child.pid,
-        "stays": child.stays,
-        "started_at": child.started_at,
-        "log": child.log,
-    }
 
 
 def _seen_json(process: Process) -> dict[str, Any]:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from pipeline.contract.trajectory import TrajectoryRecord
+from pipeline.queue.payloads import open_payloads
+from pipeline.store.inspection import find_group, find_rollout, read_group, read_rollout
+from pipeline.store.runs import get_run
+from pipeline.store.samples import list_groups
+from pipeline.store.status import run_status
+from pipeline.trainer.bodies import read_record
 from rollout.commands.batches import prompt_preview
-from rollout.commands.runs import print_status
 from rollout.deployment import Deployment, opened
 from rollout.options import Json, RunName
 from rollout.output import number, print_json, print_table, safe_text
-
-if TYPE_CHECKING:
-    from pipeline.contract.trajectory import TrajectoryRecord
+from rollout.status_text import print_status
 
 show = typer.Typer(help="Show a run, a group or a rollout.", no_args_is_help=True)
 
@@ -35,10 +39,6 @@ def show_run(
     as_json: Json = False,
 ) -> None:
     """Show a run: its figures, configuration and groups."""
-    from pipeline.store.runs import get_run
-    from pipeline.store.samples import list_groups
-    from pipeline.store.status import run_status
-
     with opened(ctx) as deployment:
         found, status, groups = deployment.transact(
             lambda connection: (
@@ -73,8 +73,6 @@ def show_run(
 @show.command("group")
 def show_group(ctx: typer.Context, group: GroupName, as_json: Json = False) -> None:
     """Show a group: its prompt and its rollouts."""
-    from pipeline.store.inspection import find_group, read_group
-
     with opened(ctx) as deployment:
         found = deployment.transact(
             lambda connection: read_group(connection, find_group(connection, group))
@@ -125,8 +123,6 @@ def show_rollout(
     as_json: Json = False,
 ) -> None:
     """Show a rollout: its attempts, and what was said."""
-    from pipeline.store.inspection import find_rollout, read_rollout
-
     with opened(ctx) as deployment:
         found = deployment.transact(
             lambda connection: read_rollout(connection, find_rollout(connection, rollout))
@@ -182,9 +178,6 @@ def _rows(values: dict[str, Any]) -> list[tuple[str, Any]]:
 def _record(
     deployment: Deployment, found: dict[str, Any], attempt: int | None
 ) -> TrajectoryRecord | None:
-    from pipeline.queue.payloads import open_payloads
-    from pipeline.trainer.bodies import read_record
-
     wanted = attempt or found["winner_attempt_no"]
     stored = [
         each["trajectory"]

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from sqlalchemy import text
+
+from pipeline.store.inspection import errors_by_class
+from pipeline.store.runs import Run
+from pipeline.store.status import RunStatus
 from rollout.commands.batches import print_batch
 from rollout.commands.errors import errors_by_tool, print_errors
-from rollout.commands.runs import reward_text
 from rollout.deployment import Deployment
 from rollout.output import console, counts, number, print_table
 from rollout.pass_rates import mean_pass_at_k
-
-if TYPE_CHECKING:
-    from pipeline.store.runs import Run
-    from pipeline.store.status import RunStatus
+from rollout.status_text import reward_text
 
 _NEXT = """\
 Next, with your own endpoint (or the stand-in, in another terminal):
@@ -67,8 +68,6 @@ def print_summary(deployment: Deployment, run: Run, status: RunStatus, batch: An
 
 
 def _print_troubles(deployment: Deployment, run: Run) -> None:
-    from pipeline.store.inspection import errors_by_class
-
     print("What went wrong on purpose; most of it was tried again, the rest are error rollouts:")
     found = deployment.transact(lambda connection: errors_by_class(connection, run))
     print_errors(found, by="class")
@@ -78,8 +77,6 @@ def _print_troubles(deployment: Deployment, run: Run) -> None:
 
 def _pass_rates(deployment: Deployment, run: Run) -> dict[int, float | None]:
     """Return pass@1 and pass@n; a rollout that failed is a try that did not solve its prompt."""
-    from sqlalchemy import text
-
     rows = deployment.transact(
         lambda connection: connection.execute(
             text(

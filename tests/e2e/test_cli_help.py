@@ -9,12 +9,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 from fixtures.command_line import CommandLine
 
-from rollout.app import COMMANDS
+from rollout.app import COMMANDS, app
 
 HEAVY = (
     "openai",
@@ -33,15 +34,7 @@ HEAVY = (
 )
 
 
-GROUPS = [
-    (),
-    *(
-        (name,)
-        for commands in COMMANDS.values()
-        for name, command in commands.items()
-        if isinstance(command, typer.Typer)
-    ),
-]
+GROUPS = [(), ("show",), ("limits",), ("dlq",), ("db",), ("config",)]
 
 
 def shown_in_a_terminal(folder: Path, *arguments: str) -> str:
@@ -88,6 +81,16 @@ def test_no_summary_is_cut_or_folded_at_80_columns(folder, group):
         assert not summary.endswith("..."), summary
         assert f" {summary} " in drawn
     assert "…" not in plain + drawn
+
+
+def test_the_list_of_commands_tells_the_first_line_of_each_commands_help():
+    command: Any = typer.main.get_command(app)
+    context = command.make_context("rollout", ["status"])
+    for commands in COMMANDS.values():
+        for name, (_, summary) in commands.items():
+            _, found, _ = command.resolve_command(context, [name])
+            assert found.help.splitlines()[0] == summary
+            assert hasattr(found, "commands") == ((name,) in GROUPS)
 
 
 def test_help_loads_nothing_heavy(folder):

@@ -52,7 +52,7 @@ def require_parses(words: Sequence[str]) -> None:
         assert rest, f"{' '.join(words)} names no command"
         name, rest = rest[0], rest[1:]
         assert name in command.commands, f"there is no command {name}: {' '.join(words)}"
-        command = command.commands[name]
+        command = command.resolve_command(context, [name])[1]
     command.make_context(name, rest, parent=context)
 
 

@@ -55,6 +55,7 @@ LAYERS = {
         )
         for name in SERVICES
     },
+    "rescorer": Layer(("pipeline.rescorer",), ("contract", "settings", *ADAPTERS)),
     "trainer": Layer(("pipeline.trainer",), ("contract", "settings", "embedded", *ADAPTERS)),
     "web": Layer(("pipeline.web",), ("contract", "settings", "limits", "trainer", *ADAPTERS)),
     # What puts them together.
@@ -74,9 +75,14 @@ LAYERS = {
             "controller",
             "trainer",
             "web",
+            "rescorer",
+            "producers",
+            "workers",
+            "library",
+            "model clients",
+            "rewards",
             *ADAPTERS,
         ),
-        lazily=("producers", "workers", "library", "model clients", "rewards"),
     ),
     # Producers and workers: towards the middle, never towards each other.
     "producers": Layer(("producers",), ("contract", "settings", "store", "trainer")),

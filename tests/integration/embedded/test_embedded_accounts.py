@@ -15,7 +15,7 @@ import pytest
 from embedded_clients import pid_of, query, redis_client
 
 from pipeline.embedded import postgres_programs
-from pipeline.embedded.places import ROOT_ACCOUNTS
+from pipeline.embedded.server_paths import ROOT_ACCOUNTS
 
 ROOT = Path(__file__).parents[3]
 PACKAGES = [path for path in sys.path if path.endswith("site-packages")]

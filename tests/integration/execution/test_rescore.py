@@ -16,12 +16,12 @@ from pipeline.contract.messages import Completion, RescoreRequest, parse_message
 from pipeline.contract.train_batch import BatchSpec
 from pipeline.queue.frames import decode_completions, encode_completions
 from pipeline.queue.payloads import FolderPayloads
+from pipeline.rescorer import request_of
 from pipeline.store.accounting import check_accounting
 from pipeline.store.engine import transact
 from pipeline.store.operations import begin_cancel, cancel_rollouts
 from pipeline.store.rescores import count_rescorable, read_rescorable, record_rescores
 from pipeline.trainer.client import TrainerClient
-from rollout.rescore_requests import request_of
 from workers.core.trajectory import Trajectory
 from workers.process.rescoring import rescore
 from workers.rewards.registry import clear_rewards, register_reward

@@ -10,8 +10,8 @@ import pytest
 
 from pipeline.contract.errors import InputError
 from pipeline.contract.run import RunConfig, check_slug
-from rollout.commands.submit import SubmitOptions, name_and_split, new_slug
-from rollout.run_config import run_config
+from rollout.run_options import SubmitOptions, run_config
+from rollout.submission import name_and_split, new_slug
 
 PLAIN = SubmitOptions(dataset="questions.jsonl")
 

@@ -1,21 +1,25 @@
 """Requests to score stored trajectories again, made of what the store holds.
 
-Used by `rescore.py`. Bodies too large for a message go through the payload store. Must not: wait.
+Used by `rollout rescore`. Bodies too large for a message go through the payload store. Must not:
+publish, or wait.
 """
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from pipeline.contract.errors import ErrorClass
-    from pipeline.contract.messages import RescoreRequest
-    from pipeline.queue.payloads import PayloadStore
-    from pipeline.store.rescores import StoredTrajectory
-    from pipeline.store.runs import Run
-    from rollout.deployment import Deployment
+from sqlalchemy import Engine
+
+from pipeline.contract.errors import ErrorClass
+from pipeline.contract.messages import Completion, RescoreRequest
+from pipeline.queue.broker import broker_of
+from pipeline.queue.frames import encode_completions
+from pipeline.queue.payloads import PayloadStore, open_payloads
+from pipeline.settings import Settings
+from pipeline.store.engine import transact
+from pipeline.store.rescores import StoredTrajectory, read_rescorable
+from pipeline.store.runs import Run
 
 #: Trajectories read and published at once.
 _CHUNK = 100
@@ -24,31 +28,34 @@ _INLINE_BYTES = 96 * 1024
 
 
 def read_requests(
-    deployment: Deployment, run: Run, reward: str, error_class: ErrorClass | None
+    engine: Engine, settings: Settings, run: Run, reward: str, error_class: ErrorClass | None
 ) -> Iterator[list[RescoreRequest]]:
     """Yield the requests for a run's trajectories, a chunk at a time.
 
     Args:
-        deployment: The store, and settings that name broker and payload store.
+        engine: The trajectory store.
+        settings: They name broker and payload store.
         run: Whose trajectories.
         reward: What scores them.
         error_class: Only rollouts that failed with this class.
     """
-    from pipeline.queue.broker import broker_of
-    from pipeline.queue.payloads import open_payloads
-
-    payloads = open_payloads(deployment.settings)
-    inline = 0 if broker_of(deployment.settings).kind == "sqs" else _INLINE_BYTES
-    for chunk in _chunks(deployment, run, error_class):
+    payloads = open_payloads(settings)
+    inline = 0 if broker_of(settings).kind == "sqs" else _INLINE_BYTES
+    after = None
+    while chunk := transact(
+        engine,
+        lambda connection, after=after: read_rescorable(
+            connection, run, error_class=error_class, after=after, most=_CHUNK
+        ),
+    ):
         yield [request_of(run, stored, reward, payloads, inline_bytes=inline) for stored in chunk]
+        after = chunk[-1].rollout_id
 
 
 def request_of(
     run: Run, stored: StoredTrajectory, reward: str, payloads: PayloadStore, *, inline_bytes: int
 ) -> RescoreRequest:
     """Return the message that asks a worker to score a trajectory."""
-    from pipeline.contract.messages import RescoreRequest
-
     body, uri = stored.body or b"", stored.body_uri
     if uri is None and len(body) > inline_bytes:
         uri, body = _check_out(run, stored, payloads), b""
@@ -73,9 +80,6 @@ def request_of(
 
 
 def _check_out(run: Run, stored: StoredTrajectory, payloads: PayloadStore) -> str:
-    from pipeline.contract.messages import Completion
-    from pipeline.queue.frames import encode_completions
-
     completion = Completion(
         run_id=run.run_id,
         group_id=stored.group_id,
@@ -89,18 +93,3 @@ def _check_out(run: Run, stored: StoredTrajectory, payloads: PayloadStore) -> st
     )
     # Not the attempt's own key: there the reconciler looks for outcomes whose message was lost.
     return payloads.put(f"{run.run_id}/{stored.label}.rescore", encode_completions([completion]))
-
-
-def _chunks(
-    deployment: Deployment, run: Run, error_class: ErrorClass | None
-) -> Iterator[list[StoredTrajectory]]:
-    from pipeline.store.rescores import read_rescorable
-
-    after = None
-    while chunk := deployment.transact(
-        lambda connection, after=after: read_rescorable(
-            connection, run, error_class=error_class, after=after, most=_CHUNK
-        )
-    ):
-        yield chunk
-        after = chunk[-1].rollout_id

@@ -10,8 +10,7 @@ Normally all below the data directory: `postgres/` and `redis/`. Two things can 
   (`/var/tmp` only where that cannot be written; throw-away clusters go to the temporary folder).
 
 Both kinds have unguessable names, belong to one account, and are noted in `services.json` of the
-data directory. A copied data directory does not inherit the note: two servers must not share a
-place.
+data directory. A copied data directory does not inherit the note: two servers must not share one.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ SOCKET_PATH_BYTES = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ServerPaths:
     """A server's directory, the directory of its socket, and the account that owns both."""
 
     home: Path
@@ -45,34 +44,34 @@ class Place:
     account: Account | None = None
 
 
-class Places:
-    """The places of one data directory; call with its lock held, except for `find`."""
+class ServerDirectories:
+    """The servers' paths in one data directory; call with its lock held, except for `find`."""
 
     def __init__(self, data_dir: Path, *, durable: bool) -> None:
         self._data_dir = data_dir
         self._record = data_dir / "services.json"
         self._durable = durable
 
-    def find(self, name: str) -> Place:
+    def find(self, name: str) -> ServerPaths:
         """Say where a server is, or would be; creates nothing."""
         noted = self._noted()
         home = Path(noted.get(f"{name}_home", self._data_dir / name))
         sockets = Path(noted.get(f"{name}_sockets", home))
-        return Place(home, sockets)
+        return ServerPaths(home, sockets)
 
-    def prepare(self, name: str, *, socket_name: str, not_as_root: bool) -> Place:
+    def prepare(self, name: str, *, socket_name: str, not_as_root: bool) -> ServerPaths:
         """Create a server's directories, owned by the account that will run it."""
         account = None
         if not_as_root and os.geteuid() == 0:
             account = _account_for_root(self.find(name).home)
         home = self._prepare_home(name, account)
-        return Place(home, self._prepare_sockets(name, home, socket_name, account), account)
+        return ServerPaths(home, self._prepare_sockets(name, home, socket_name, account), account)
 
     def forget(self, *names: str) -> None:
         """Delete the servers' directories with everything in them."""
-        for place in [self.find(name) for name in names]:
-            shutil.rmtree(place.home, ignore_errors=True)
-            shutil.rmtree(place.sockets, ignore_errors=True)
+        for paths in [self.find(name) for name in names]:
+            shutil.rmtree(paths.home, ignore_errors=True)
+            shutil.rmtree(paths.sockets, ignore_errors=True)
         self._record.unlink(missing_ok=True)
 
     def _prepare_home(self, name: str, account: Account | None) -> Path:

@@ -1,23 +1,18 @@
-"""Which workers may run a run: the queue of a local one, and who would refuse its endpoint.
+"""The request queue of a run, and whether the workers that read it may call its endpoint.
 
-Used by `run`, `resume` and `submit`. Workers of one queue must all be able to run what is on it: a
+Used by `run`, `resume` and `submit`. All workers of a queue must be able to run its requests: a
 plug-in or an endpoint that only one command names would be unknown to the others. Must not: start
-anything.
+a process.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from pipeline.contract.base_urls import may_call, urls_of
-from pipeline.contract.errors import NotAllowed, NotFound
-
-if TYPE_CHECKING:
-    from pipeline.contract.run import RunConfig
-    from pipeline.store.processes import Process
-    from pipeline.store.runs import Run
-    from rollout.deployment import Deployment
-    from rollout.options import WorkerOptions
+from pipeline.contract.errors import NotAllowed
+from pipeline.contract.run import DEFAULT_REQUEST_QUEUE, RunConfig, own_queue_of
+from pipeline.store.processes import Process, list_processes
+from rollout.deployment import Deployment
+from rollout.options import WorkerOptions
 
 E_WORKERS_REFUSE = "E134"
 
@@ -26,8 +21,6 @@ def request_queue(
     deployment: Deployment, config: RunConfig, local: WorkerOptions, *, slug: str
 ) -> str:
     """Return the run's own queue where other workers could not run what this command asks for."""
-    from pipeline.contract.run import DEFAULT_REQUEST_QUEUE, own_queue_of
-
     if config.queue != DEFAULT_REQUEST_QUEUE:
         return config.queue
     settings = deployment.settings
@@ -56,21 +49,8 @@ def require_allowed_endpoint(deployment: Deployment, config: RunConfig) -> None:
     )
 
 
-def stored_run(deployment: Deployment, slug: str) -> Run | None:
-    """Return the run of exactly this name, None if there is none."""
-    from pipeline.store.runs import get_run
-
-    try:
-        found = deployment.transact(lambda connection: get_run(connection, slug))
-    except NotFound:
-        return None
-    return found if found.slug == slug else None
-
-
 def _refusing(deployment: Deployment, config: RunConfig) -> list[tuple[Process, str]]:
     """Return the live workers on the run's queue that may not call its endpoints, and which."""
-    from pipeline.store.processes import list_processes
-
     refusing: list[tuple[Process, str]] = []
     for process in deployment.transact(list_processes):
         if config.queue in process.queues and not process.stopping:

@@ -1,0 +1,159 @@
+"""Everything that the demo runs on, in a temporary folder: servers, services, a stand-in model.
+
+Afterwards nothing of it is left, however the demo ends. Looks at no settings of the user.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import SecretStr
+
+from pipeline.contract.errors import ServiceUnavailable
+from pipeline.embedded import EmbeddedServices
+from pipeline.settings import Settings
+from pipeline.settings.sections import BrokerSettings, DatabaseSettings, WorkerSettings
+from pipeline.store import schema
+from rollout.deployment import Deployment, engine_of
+from rollout.options import WorkerOptions
+from rollout.output import note
+from rollout.supervision import ChildProcess, LocalProcesses, find_processes, stop_processes
+
+MODEL = "offline-policy"
+
+_POLICY_START_S = 20.0
+#: The stand-in's mistakes: enough for every kind of trouble to be seen.
+_POLICY_OPTIONS = ("--wrong", "0.2", "--mishaps", "0.25", "--stall-s", "2")
+_CHILD_SETTINGS = {
+    # A call that fails is not tried again at once: the attempt is, so that it can be seen.
+    "ROLLOUT_LLM__MAX_RETRIES": "0",
+    "ROLLOUT_LLM__TIMEOUT_S": "1.5",
+}
+
+
+class DemoMachine(NamedTuple):
+    """The store, the model's base URL, and a check that raises when a process has ended."""
+
+    deployment: Deployment
+    base_url: str
+    check: Callable[[], None]
+
+
+@contextmanager
+def demo_machine() -> Iterator[DemoMachine]:
+    """Start everything, and remove it with all that it holds."""
+    _interrupt_on_signals()
+    folder = Path(tempfile.mkdtemp(prefix="rollout-demo-"))
+    # Root's Postgres runs as another account, which must be able to pass through.
+    folder.chmod(0o711 if os.geteuid() == 0 else 0o700)
+    services = EmbeddedServices(folder / "data", durable=False)
+    tell_ended = _remove_if_killed(services, folder)
+    try:
+        with _started(folder / "data", services) as machine:
+            yield machine
+    finally:
+        _ignore_signals()
+        note("Stopping and removing everything …")
+        _remove(services, folder)
+        tell_ended()
+
+
+@contextmanager
+def _started(data_dir: Path, services: EmbeddedServices) -> Iterator[DemoMachine]:
+    note("Starting private Postgres and Redis servers …")
+    settings = _settings(data_dir, broker=BrokerSettings(url=SecretStr(services.start_redis())))
+    processes = LocalProcesses(settings, _CHILD_SETTINGS, folder=data_dir, only_environment=True)
+    # Both load while Postgres starts.
+    policy = processes.spawn_other(MODEL, [MODEL, *_POLICY_OPTIONS])
+    processes.start_workers(1, WorkerOptions(concurrency=64))
+    database = DatabaseSettings(url=SecretStr(services.start_postgres()))
+    settings = processes.settings = settings.model_copy(update={"database": database})
+    engine = engine_of(settings)
+    try:
+        schema.upgrade(engine)
+        processes.start_controller()
+        base_url = _wait_ready(policy, processes)
+        note(f"The offline policy, a stand-in for a model, plays at {base_url}.")
+        yield DemoMachine(Deployment(settings, engine), base_url, processes.check)
+    finally:
+        engine.dispose()
+
+
+def _settings(data_dir: Path, **sections: Any) -> Settings:
+    defaults = {name: field.default for name, field in Settings.model_fields.items()}
+    own = {"data_dir": data_dir, "worker": WorkerSettings(drain_s=1.0), "log_level": "WARNING"}
+    return Settings.model_construct(**{**defaults, **own, **sections})
+
+
+def _wait_ready(policy: ChildProcess, processes: LocalProcesses) -> str:
+    """Return the base URL that the offline policy tells in its first line."""
+    deadline = time.monotonic() + _POLICY_START_S
+    while time.monotonic() < deadline:
+        for line in Path(policy.log).read_text().splitlines():
+            if line.startswith('{"ready"'):
+                return json.loads(line)["base_url"]
+        processes.check()
+        time.sleep(0.05)
+    raise ServiceUnavailable(
+        f"The offline policy did not start within {_POLICY_START_S:g} s.",
+        remedy="Try again on a machine that is less busy.",
+    )
+
+
+def _remove(services: EmbeddedServices, folder: Path) -> None:
+    """Kill the processes, which have nothing worth a wait, and delete the data."""
+    stop_processes(find_processes(folder / "data"), timeout_s=0)
+    services.remove()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_if_killed(services: EmbeddedServices, folder: Path) -> Callable[[], None]:
+    """Have a fork clean up where we no longer can; return what tells it that we did.
+
+    It waits on a pipe that the kernel closes when we end.
+    """
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            _ignore_signals()
+            os.setsid()
+            os.close(writer)
+            with open(os.devnull, "r+b") as nothing:
+                for descriptor in range(3):
+                    os.dup2(nothing.fileno(), descriptor)
+            if not os.read(reader, 1):
+                _remove(services, folder)
+        finally:
+            os._exit(0)
+    os.close(reader)
+
+    def tell_ended() -> None:
+        os.write(writer, b"1")
+        os.close(writer)
+        os.waitpid(pid, 0)
+
+    return tell_ended
+
+
+def _interrupt_on_signals() -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, interrupt)
+
+
+def _ignore_signals() -> None:
+    """Let nothing interrupt the cleaning up, which takes a second or two."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)

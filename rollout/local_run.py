@@ -1,0 +1,236 @@
+"""A run on this machine: what it needs is started, its dataset enqueued, and its end waited for.
+
+Used by `rollout run` and `resume`. An interruption drains the workers; servers and results stay.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+
+from pipeline.contract.base_urls import base_url_of, urls_of
+from pipeline.contract.errors import NotAllowed, WaitTimeout
+from pipeline.contract.rollout import RunState
+from pipeline.contract.run import DEFAULT_REQUEST_QUEUE, RunConfig
+from pipeline.settings import Settings
+from pipeline.store.operations import continue_run
+from pipeline.store.runs import Run, move_run
+from pipeline.store.status import RunStatus, run_status
+from rollout.deployment import Deployment, open_deployment
+from rollout.endpoint import Endpoints, find_endpoints, worker_environment
+from rollout.known_names import require_known
+from rollout.options import WorkerOptions
+from rollout.output import note
+from rollout.progress import wait_for_run
+from rollout.request_queue import request_queue, require_allowed_endpoint
+from rollout.run_options import SubmitOptions, run_config
+from rollout.submission import (
+    enqueue_dataset,
+    name_and_split,
+    new_slug,
+    require_source,
+    submission_json,
+)
+from rollout.supervision import LocalProcesses
+
+EXIT_INTERRUPTED = 130
+
+
+@dataclass(frozen=True, slots=True)
+class LocalOptions:
+    """How much of a run happens in this command."""
+
+    workers: Annotated[int, typer.Option(min=0, help="Worker processes to start here.")] = 1
+    wait: Annotated[
+        bool,
+        typer.Option("--wait/--detach", help="Wait for the end, or leave it to the background."),
+    ] = True
+    wait_timeout_s: Annotated[
+        float | None,
+        typer.Option(
+            "--wait-timeout",
+            min=0,
+            help="Longest wait, in seconds; then its processes are stopped.",
+        ),
+    ] = None
+
+
+def run_dataset(
+    settings: Settings,
+    options: SubmitOptions,
+    worker: WorkerOptions,
+    local: LocalOptions,
+    *,
+    on_enqueued: Callable[[dict[str, Any]], None],
+) -> RunStatus | None:
+    """Run a dataset; return its figures at the end, None if it is left to the background.
+
+    Args:
+        settings: Of this process.
+        options: The dataset and what is asked of it.
+        worker: How workers are run.
+        local: What happens here.
+        on_enqueued: Told the document of `rollout submit --json`.
+    """
+    asked = run_config(options, settings.run)
+    plugins = worker.plugin or settings.worker.plugins
+    require_known(asked, plugins=plugins)
+    named = urls_of(asked.base_url)
+    here = find_endpoints(settings, asked, named=named)
+    require_source(options)
+    slug = options.run or new_slug(name_and_split(options)[0])
+
+    def settle(deployment: Deployment) -> RunConfig:
+        stored = deployment.find_exactly(slug)
+        if stored is not None:
+            return _as_stored(settings, asked, stored.config, here)
+        config = asked.model_copy(update={"base_url": base_url_of(here.urls), "model": here.model})
+        if not (local.wait and local.workers):
+            return config
+        queue = request_queue(deployment, config, worker, slug=slug)
+        return config.model_copy(update={"queue": queue})
+
+    def enqueue(deployment: Deployment, config: RunConfig) -> Run:
+        report, skipped = enqueue_dataset(deployment, options, config, slug=slug, plugins=plugins)
+        on_enqueued(submission_json(report, skipped))
+        return report.run
+
+    return _run_here(settings, slug, settle, enqueue, here, named, worker, local)
+
+
+def resume_run(
+    settings: Settings,
+    name: str,
+    worker: WorkerOptions,
+    local: LocalOptions,
+    *,
+    base_urls: tuple[str, ...],
+) -> RunStatus | None:
+    """Go on with a run, as `run_dataset` does; `base_urls` are its endpoints from now on, if any.
+
+    Raises:
+        NotAllowed: Not all of its prompts were enqueued.
+    """
+    with open_deployment(settings) as deployment:
+        found = _resumable(deployment, name)
+    config = found.config
+    if base_urls:
+        config = config.model_copy(update={"base_url": base_url_of(base_urls)})
+    require_known(config, plugins=worker.plugin or settings.worker.plugins)
+    here = find_endpoints(settings, config, named=base_urls)
+
+    def settle(deployment: Deployment) -> RunConfig:
+        if config != found.config:
+            deployment.transact(lambda connection: move_run(connection, found, config))
+        return config
+
+    return _run_here(settings, found.slug, settle, lambda *_: found, here, base_urls, worker, local)
+
+
+def _as_stored(
+    settings: Settings, asked: RunConfig, stored: RunConfig, here: Endpoints
+) -> RunConfig:
+    """Fill in what this call leaves open from what the run's first call settled."""
+    fields = ("base_url", "model")
+    settled = {name: getattr(stored, name) for name in fields if getattr(asked, name) is None}
+    if asked.queue == DEFAULT_REQUEST_QUEUE:
+        settled["queue"] = stored.queue
+    config = asked.model_copy(update=settled)
+    if not set(urls_of(config.base_url)) <= set(here.urls):
+        find_endpoints(settings, config, named=here.urls)
+    return config
+
+
+def _resumable(deployment: Deployment, name: str) -> Run:
+    found = deployment.find_run(name)
+    if found.sealed_at is None:
+        raise NotAllowed(
+            f"Not all prompts of run {found.slug} were enqueued.",
+            remedy=f"Repeat the first command with --run {found.slug}: it adds what is missing.",
+        )
+    if found.state is not RunState.ACTIVE:
+        deployment.transact(lambda connection: continue_run(connection, found))
+    return found
+
+
+def _run_here(
+    settings: Settings,
+    slug: str,
+    settle: Callable[[Deployment], RunConfig],
+    begin: Callable[[Deployment, RunConfig], Run],
+    here: Endpoints,
+    named: tuple[str, ...],
+    worker: WorkerOptions,
+    local: LocalOptions,
+) -> RunStatus | None:
+    """Start processes, begin a run, wait for it, stop the processes.
+
+    Args:
+        settings: Of this process.
+        slug: The run's name.
+        settle: Says what the run asks for, before anything is started for it.
+        begin: Begins the run.
+        here: The endpoints that answered, and their model.
+        named: Endpoints that the options name.
+        worker: How workers are run.
+        local: What happens here.
+    """
+    signal.signal(signal.SIGTERM, _interrupt)
+    with open_deployment(settings, broker=True, create=True) as deployment:
+        config = settle(deployment)
+        require_allowed_endpoint(deployment, config)
+        called = Endpoints(urls_of(config.base_url) or here.urls, config.model or here.model)
+        environment = worker_environment(settings, called, named=named)
+        if local.wait:
+            # What ends with this run leaves other runs alone: their rollouts, tokens and errors.
+            environment |= {"ROLLOUT_DISPATCH__RUNS": json.dumps([slug])}
+        processes = LocalProcesses(deployment.settings, environment, stays=not local.wait)
+        try:
+            processes.start(workers=local.workers, options=worker, queue=config.queue)
+            found = begin(deployment, config)
+            if not local.wait:
+                processes.leave()
+                note(f"It goes on in the background. Follow it: rollout watch {found.slug}")
+                return None
+            wait_for_run(
+                deployment,
+                found,
+                check=processes.check,
+                started=processes.kinds,
+                timeout_s=local.wait_timeout_s,
+                after_timeout="The run is kept, but what this command started for it is stopped. "
+                "Go on with it: rollout resume",
+            )
+        except KeyboardInterrupt:
+            _drain(processes, settings)
+            note(f"Nothing that was done is lost. Go on: rollout resume {slug}")
+            raise typer.Exit(EXIT_INTERRUPTED) from None
+        except WaitTimeout:
+            _drain(processes, settings)
+            raise
+        finally:
+            processes.stop()
+        # The workers' last figures came while they were stopped.
+        return deployment.transact(lambda connection: run_status(connection, found))
+
+
+def _drain(processes: LocalProcesses, settings: Settings) -> None:
+    """Stop the processes, and say meanwhile what is waited for."""
+    try:
+        note(
+            f"Stopping: what is under way may finish for {settings.worker.drain_s:g} s. "
+            "Ctrl-C again stops at once."
+        )
+        processes.stop()
+    except KeyboardInterrupt:
+        processes.stop(at_once=True)
+        note("Stopped at once; what was under way is given up and run again.")
+
+
+def _interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,202 @@
+"""The options of `run` and `submit`, and the configuration of a run that they ask for.
+
+Used by these commands and `submission.py`. Must not: ask a server.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+from pydantic import ValidationError
+
+from pipeline.contract.errors import InputError
+from pipeline.contract.run import RunConfig
+
+E_OPTION = "E106"
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitOptions:
+    """A dataset and what is asked of it; None leaves it to the defaults of a run."""
+
+    dataset: Annotated[
+        str,
+        typer.Argument(
+            metavar="DATASET", help=".jsonl or .parquet file, saved dataset, or hf:NAME[:CONFIG]."
+        ),
+    ]
+    run: Annotated[
+        str | None, typer.Option(metavar="SLUG", help="The run's name (default: made up).")
+    ] = None
+    agent: Annotated[str | None, typer.Option(metavar="NAME", help="Default: single_turn.")] = None
+    tools: Annotated[
+        str | None, typer.Option(metavar="A,B", help="The agent's tools, separated by commas.")
+    ] = None
+    reward: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Default: exact_match; `none` (default of coding, swe): the agent's own verdict.",
+        ),
+    ] = None
+    n: Annotated[
+        int | None, typer.Option("-n", min=1, help="Rollouts of each prompt (default: 1).")
+    ] = None
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first prompts.")] = None
+    prompt_field: Annotated[
+        str | None,
+        typer.Option(metavar="FIELD", help="Column of the prompt (default: prompt, question, …)."),
+    ] = None
+    answer_field: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FIELD", help="Column of the gold answer (default: answer, solution, …)."
+        ),
+    ] = None
+    model: Annotated[str | None, typer.Option(help="Model name sent with each call.")] = None
+    base_url: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="URL",
+            help="OpenAI-compatible endpoint, with its /v1; more than once: replicas.",
+        ),
+    ] = None
+    max_attempts: Annotated[
+        int | None, typer.Option(min=1, help="Executions that count, per rollout (default: 3).")
+    ] = None
+    max_error_rate: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=1,
+            help="Share of failed rollouts above which the run pauses and fails (default: 0.5 at "
+            "its end, or all of its first ones; 1: never).",
+        ),
+    ] = None
+    max_steps: Annotated[
+        int | None,
+        typer.Option(min=1, help="Turns and tool results of a trajectory (default: the agent's)."),
+    ] = None
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of one model response (default: 512).")
+    ] = None
+    timeout_s: Annotated[
+        float | None,
+        typer.Option(min=0.001, help="Wall clock of one attempt's agent (default: 600)."),
+    ] = None
+    temperature: Annotated[float | None, typer.Option(min=0, help="Of sampling.")] = None
+    seed: Annotated[
+        int | None, typer.Option(help="Of sampling; each rollout of a group adds its index.")
+    ] = None
+    purpose: Annotated[str | None, typer.Option(help="train or eval (default: train).")] = None
+    queue: Annotated[
+        str | None, typer.Option(help="Queue of the workers that may run it (default: rollouts).")
+    ] = None
+    split: Annotated[str | None, typer.Option(help="Split of the dataset.")] = None
+    epoch: Annotated[
+        int, typer.Option(min=0, help="Another one enqueues the same rows once more.")
+    ] = 0
+    dataset_name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Names the rows (default: the file's name).")
+    ] = None
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Put rows that cannot be read aside and go on.")
+    ] = False
+    on_error: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CLASS=ACTION", help="Change a row of the error table: retry, fail, …"
+        ),
+    ] = None
+    set: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FIELD=VALUE", help="Any field of a run, e.g. limits.max_steps=20."),
+    ] = None
+
+
+def run_config(options: SubmitOptions, defaults: Mapping[str, Any]) -> RunConfig:
+    """Return the configuration that the options ask for.
+
+    Args:
+        options: Those of the command.
+        defaults: What the settings say of every run, below the options.
+
+    Raises:
+        InputError: One of them cannot work.
+    """
+    values: dict[str, Any] = copy.deepcopy(dict(defaults))
+    for name in ("agent", "model", "base_url", "n", "max_attempts", "max_error_rate", "purpose"):
+        _put(values, name, getattr(options, name))
+    _put(values, "queue", options.queue)
+    if options.tools is not None:
+        values["tools"] = [name.strip() for name in options.tools.split(",") if name.strip()]
+    if options.reward is not None:
+        values["reward"] = None if options.reward == "none" else options.reward
+    for name in ("max_steps", "max_tokens", "timeout_s"):
+        _put(values, f"limits.{name}", getattr(options, name))
+    for name in ("temperature", "seed"):
+        _put(values, f"sampling.{name}", getattr(options, name))
+    for assignment in options.on_error or ():
+        error_class, action = _halves(assignment, "--on-error CLASS=ACTION")
+        _put(values, f"on_error.{error_class}", action)
+    for assignment in options.set or ():
+        field, value = _halves(assignment, "--set FIELD=VALUE")
+        _put(values, field, _value(value))
+    try:
+        return RunConfig.model_validate(values)
+    except ValidationError as error:
+        raise _bad_option(error) from error
+
+
+def _halves(assignment: str, form: str) -> tuple[str, str]:
+    left, equals, right = assignment.partition("=")
+    if not equals:
+        option = form.partition(" ")[0]
+        raise InputError(
+            f"{option} {assignment} has no `=`.", remedy=f"Write it as {form}.", code=E_OPTION
+        )
+    return left, right
+
+
+def _put(values: dict[str, Any], path: str, value: Any) -> None:
+    if value is None:
+        return
+    *sections, name = path.split(".")
+    for section in sections:
+        values = values.setdefault(section, {})
+        if not isinstance(values, dict):
+            raise InputError(f"{section} has no field {name}.", code=E_OPTION)
+    values[name] = value
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _bad_option(error: ValidationError) -> InputError:
+    first = error.errors(include_url=False)[0]
+    place = [str(part) for part in first["loc"] if part != "[key]"]
+    if first["type"] == "extra_forbidden":
+        model: Any = RunConfig
+        for part in place[:-1]:
+            model = model.model_fields[part].annotation
+        near = difflib.get_close_matches(place[-1], model.model_fields, n=1)
+        known = f"Known: {', '.join(model.model_fields)}."
+        return InputError(
+            f"A run has no field {'.'.join(place)}.",
+            remedy=f"Did you mean {near[0]}?" if near else known,
+            code=E_OPTION,
+        )
+    said = first["msg"].removeprefix("Value error, ")
+    if not place:
+        return InputError(f"These options do not go together: {said}.", code=E_OPTION)
+    return InputError(f"{'.'.join(place)} cannot be {first.get('input')!r}: {said}.", code=E_OPTION)

@@ -1,0 +1,176 @@
+"""A dataset as a run's prompts, groups and rollouts: enqueued, with bad rows put aside.
+
+Used by `run` and `submit`. The origin of the run (dataset, plug-ins, commit) is kept with it. Must
+not: fail because the origin cannot be found out.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import subprocess
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from pipeline.contract.errors import NotAllowed
+from pipeline.contract.rollout import RunState
+from pipeline.contract.run import RunConfig, RunOrigin
+from pipeline.store.prompts import PromptSource
+from producers.datasets import BadRow, read_prompts
+from producers.enqueue import EnqueueReport, enqueue
+from rollout.deployment import Deployment
+from rollout.output import note
+from rollout.run_options import SubmitOptions
+
+#: File names that say nothing but which split it is; the folder then names the dataset.
+_SPLIT_NAMES = frozenset({"train", "test", "validation", "valid", "val", "dev", "eval", "data"})
+
+#: Longest wait for git: a folder on a slow network must not hold up a run.
+_GIT_S = 1.0
+
+
+def require_source(options: SubmitOptions) -> None:
+    """Check that the dataset is there, before anything is started for it.
+
+    Raises:
+        InputError: It is not, or has no known format.
+    """
+    read_prompts(options.dataset)
+
+
+def enqueue_dataset(
+    deployment: Deployment,
+    options: SubmitOptions,
+    config: RunConfig,
+    *,
+    slug: str | None = None,
+    plugins: Sequence[str] | None = None,
+) -> tuple[EnqueueReport, int | None]:
+    """Enqueue; return the report, and how many rows were put aside (None: none may be).
+
+    Args:
+        deployment: Where to.
+        options: The dataset and how it is read.
+        config: What is asked of it.
+        slug: The run's name; None: as the options say.
+        plugins: Those of the run's own workers; None: as the settings say.
+
+    Raises:
+        InputError: The dataset or the name is bad.
+        NotAllowed: The run is cancelled, or exists and asks for something else.
+    """
+    name, split = name_and_split(options)
+    slug = slug or options.run or new_slug(name)
+    aside = _BadRows(deployment.settings.data_dir / "bad-rows" / f"{slug}.jsonl")
+    prompts = read_prompts(
+        options.dataset,
+        prompt_field=options.prompt_field,
+        answer_field=options.answer_field,
+        split=split,
+        limit=options.limit,
+        on_bad=aside.keep if options.skip_bad else None,
+    )
+    stored = deployment.find_exactly(slug)
+    if stored is not None and stored.state is RunState.CANCELLED:
+        raise NotAllowed(
+            f"Run {slug} is cancelled.",
+            remedy=f"Choose another name with --run, or take it up again: rollout retry {slug} "
+            "--cancelled",
+        )
+    report = enqueue(
+        deployment.engine,
+        run=slug,
+        config=config,
+        source=PromptSource(name, split=split, epoch=options.epoch),
+        prompts=prompts,
+        origin=_origin(
+            options.dataset, deployment.settings.worker.plugins if plugins is None else plugins
+        ),
+    )
+    if aside.count:
+        note(f"{aside.count} bad rows were put aside: {aside.path}")
+    return report, aside.count if options.skip_bad else None
+
+
+def submission_json(report: EnqueueReport, skipped: int | None) -> dict[str, Any]:
+    """Return the document of `rollout submit --json`."""
+    document: dict[str, Any] = {
+        "run": report.run.slug,
+        "prompts": report.prompts,
+        "rollouts": report.rollouts,
+        "added": report.added,
+    }
+    return document if skipped is None else document | {"skipped": skipped}
+
+
+def name_and_split(options: SubmitOptions) -> tuple[str, str]:
+    """Return what the rows are called: the dataset's name and its split.
+
+    Independent of where the file lies, so that the same file moved adds nothing.
+    """
+    source = options.dataset
+    if source.startswith("hf:"):
+        return options.dataset_name or source.removeprefix("hf:"), options.split or "train"
+    path = Path(source).expanduser().absolute()
+    stem = path.name.split(".")[0] or path.name
+    if stem.lower() in _SPLIT_NAMES:
+        return options.dataset_name or path.parent.name or stem, options.split or stem
+    return options.dataset_name or stem, options.split or "train"
+
+
+def new_slug(name: str) -> str:
+    """Return a run's name made of the dataset's and a few random digits."""
+    last = name.rstrip("/").rpartition("/")[2].partition(":")[0].lower()
+    word = "".join(char if char.isascii() and char.isalnum() else "-" for char in last)
+    return f"{word.strip('-')[:40].strip('-') or 'run'}-{secrets.token_hex(2)}"
+
+
+class _BadRows:
+    """Keeps rows that were refused in a file of their own."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.count = 0
+
+    def keep(self, bad: BadRow) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        # A file per enqueueing: the same row met again must not be listed twice.
+        with self.path.open("a" if self.count else "w", encoding="utf-8") as file:
+            line = {
+                "location": bad.location,
+                "code": bad.code,
+                "reason": bad.reason,
+                "row": bad.raw,
+            }
+            file.write(json.dumps(line) + "\n")
+        self.count += 1
+
+
+def _origin(dataset: str, plugins: Sequence[str]) -> RunOrigin:
+    """Return where a run comes from that is begun here and now."""
+    is_name = dataset.startswith("hf:")
+    return RunOrigin(
+        dataset=dataset if is_name else str(Path(dataset).expanduser().absolute()),
+        plugins=tuple(plugins),
+        version=_version(),
+        commit=_commit(),
+    )
+
+
+def _version() -> str | None:
+    try:
+        return version("rollout-pipeline")
+    except PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """Return the commit of the current folder, None where there is none or git is slow."""
+    command = ("git", "rev-parse", "--verify", "--quiet", "HEAD")
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=_GIT_S, check=False, text=True)
+    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
+        return None
+    return done.stdout.strip() or None if done.returncode == 0 else None
