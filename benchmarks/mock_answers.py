@@ -20,6 +20,7 @@ _ATTEMPT = re.compile(r"-a\d+$")
 _MARKER = re.compile(rb"\[row (\d+)(?: sample (\d+))?\]")
 _STREAM = re.compile(rb'"stream"\s*:\s*true')
 _TOOLS = re.compile(rb'"tools"\s*:\s*\[\s*\{')
+_TOTAL_TOKENS = re.compile(rb'"total_tokens":\s*(\d+)')
 _COMPLETION_TOKENS = 24
 
 
@@ -82,6 +83,12 @@ class AnswerBook:
         # A prompt's tokens are guessed, as long as they grow with it: nothing here counts them.
         prompt_tokens = len(body) // 4
         return template % (call_no, prompt_tokens, prompt_tokens + _COMPLETION_TOKENS)
+
+
+def tokens_of(response: bytes) -> int:
+    """The tokens of a response, 0 for an error."""
+    found = _TOTAL_TOKENS.search(response)
+    return int(found[1]) if found else 0
 
 
 def http_response(status: str, payload: Any, *headers: str) -> bytes:

@@ -11,18 +11,17 @@ import math
 from dataclasses import asdict, dataclass, fields
 from hashlib import blake2b
 from statistics import NormalDist
-from typing import Any
+from typing import Any, NamedTuple
 
 _NORMAL = NormalDist()
 _UNIT = 1 / 2**64
 
 
-@dataclass(frozen=True, slots=True)
-class Fate:
-    """What happens to one call: how long it takes, and with which status it ends."""
+class Fate(NamedTuple):
+    """The status that one call ends with, and how long it takes."""
 
-    delay_s: float
     status: int
+    delay_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +62,14 @@ class MockBehaviour:
     def decide(self, rollout: str, turn: int, tries: int) -> Fate:
         """Say what happens to the call `turn` of a rollout that was tried `tries` times before."""
         if not self.sigma and not self.error_rate:
-            return Fate(self.latency_ms / 1000, 200)
+            return Fate(200, self.latency_ms / 1000)
         key = f"{self.seed}/{rollout}/{turn}/{tries}".encode()
         digest = blake2b(key, digest_size=16).digest()
         chance = int.from_bytes(digest[:8], "big") * _UNIT
         if chance < self.error_rate / 2:
-            return Fate(0.0, 429)
+            return Fate(429, 0.0)
         delay_s = self.latency_ms / 1000 * self._factor(digest[8:])
-        return Fate(delay_s, 500 if chance < self.error_rate else 200)
+        return Fate(500 if chance < self.error_rate else 200, delay_s)
 
     def _factor(self, random_bytes: bytes) -> float:
         if not self.sigma:

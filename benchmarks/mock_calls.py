@@ -1,26 +1,33 @@
 """The state behind all connections of the mock LLM server, and one call through it.
 
-Used by the server's protocol only: it asks what a request's answer is and when it is due. Must not:
-touch a socket or read a clock.
+Used by the server's protocol only: it asks what a request's answer is and when it is due. In the
+fault campaign every call is also written to a history, and calls can be disturbed while the server
+runs. Must not: touch a socket.
 """
 
 from __future__ import annotations
 
 import json
+from hashlib import blake2b
+from time import monotonic
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from benchmarks.faults.histories import History
 from benchmarks.mock_answers import (
     AnswerBook,
     count_turns,
     draw_key,
     error_response,
     http_response,
+    tokens_of,
 )
 from benchmarks.mock_behaviour import MockBehaviour
 from benchmarks.mock_ledger import CallLedger
 
 _MODELS = {"object": "list", "data": [{"id": "mock", "object": "model", "owned_by": "mock"}]}
+#: Longer than any client waits: such a call is never answered.
+_NEVER_S = 1e6
 
 
 class Call:
@@ -46,9 +53,16 @@ class Call:
 
 
 class MockLLM:
-    """The behaviour, its answers and the ledger."""
+    """The behaviour, its answers and the ledger.
 
-    def __init__(self, behaviour: MockBehaviour) -> None:
+    `POST /disturb {"rate_limited_s": 3, "rate_limited_share": 0.8, "silent_share": 0.1}`: for three
+    seconds that share of calls gets a 429, and until the next such request that share of the other
+    calls gets no answer.
+    """
+
+    def __init__(self, behaviour: MockBehaviour, history: History | None = None) -> None:
+        self._history = history
+        self._rate_limited_until = self._rate_limited_share = self._silent_share = 0.0
         self.reset(behaviour)
 
     def reset(self, behaviour: MockBehaviour) -> None:
@@ -64,12 +78,22 @@ class MockLLM:
         """Count a call, and say when it is due and with what."""
         turn = count_turns(body)
         tries = self.ledger.begin(identity, turn)
-        fate = self.behaviour.decide(draw_key(identity or "anonymous"), turn, tries)
-        if fate.status == 200:
+        status, delay_s = self.behaviour.decide(draw_key(identity or "anonymous"), turn, tries)
+        if self._silent_share or now < self._rate_limited_until:
+            status, delay_s = self._disturbed(f"{identity}/{turn}", status, delay_s, now)
+        if status == 200:
             response = self.answers.answer(turn, self.ledger.calls, body)
         else:
-            response = self.errors[fate.status]
-        return Call(self.ledger, identity, turn, fate.status, response, now + fate.delay_s)
+            response = self.errors[status]
+        if self._history is not None:
+            self._history.note(
+                "call",
+                rollout=identity,
+                turn=turn,
+                status=status if delay_s < _NEVER_S else 0,
+                tokens=tokens_of(response),
+            )
+        return Call(self.ledger, identity, turn, status, response, now + delay_s)
 
     def control(self, method: bytes, target: str, body: bytes) -> bytes:
         """Answer everything that is not a model call."""
@@ -79,9 +103,32 @@ class MockLLM:
             return http_response("200 OK", self._stats(int(expected[0]) if expected else None))
         if url.path == "/reset" and method == b"POST":
             return self._reset(body)
+        if url.path == "/disturb" and method == b"POST":
+            return self._disturb(**json.loads(body))
         if url.path.endswith("/models"):
             return http_response("200 OK", _MODELS)
         return http_response("404 Not Found", {"error": {"message": f"no such path: {url.path}"}})
+
+    def _disturb(
+        self,
+        rate_limited_s: float = 0.0,
+        rate_limited_share: float = 0.0,
+        silent_share: float = 0.0,
+    ) -> bytes:
+        self._rate_limited_until = monotonic() + rate_limited_s
+        self._rate_limited_share = rate_limited_share
+        self._silent_share = silent_share
+        return http_response("200 OK", {})
+
+    def _disturbed(self, key: str, status: int, delay_s: float, now: float) -> tuple[int, float]:
+        key = f"{self.behaviour.seed}/{key}/{self.ledger.calls}"
+        digest = blake2b(key.encode(), digest_size=4).digest()
+        draw = int.from_bytes(digest, "big") / 2**32
+        if now < self._rate_limited_until and draw < self._rate_limited_share:
+            return 429, 0.0
+        if status == 200 and draw > 1 - self._silent_share:
+            return status, _NEVER_S
+        return status, delay_s
 
     def _stats(self, expected: int | None) -> dict[str, Any]:
         return {**self.ledger.summary(expected), "behaviour": self.behaviour.to_json()}

@@ -1,4 +1,4 @@
-"""What the mock LLM has seen: calls, calls in flight, repeated and missing rollouts, lateness.
+"""What the mock LLM has seen: calls, calls in flight, repeated and missing rollouts.
 
 Written by the mock server, read through its `/stats`. It is the benchmark's witness: it counts on
 its own, whatever the measured system says of itself. Must not: decide any answer.
@@ -26,7 +26,6 @@ class CallLedger:
     def __init__(self, turns: int) -> None:
         self._turns = turns
         self._rollouts: dict[str, _RolloutCalls] = {}
-        self._late_ms: Counter[int] = Counter()
         self._errors: Counter[int] = Counter()
         self.calls = 0
         self.answered = 0
@@ -51,10 +50,9 @@ class CallLedger:
         calls.tries[index] += 1
         return calls.tries[index] - 1
 
-    def end(self, rollout: str | None, turn: int, status: int, late_s: float) -> None:
-        """Close a call whose response was written, `late_s` after it was due."""
+    def end(self, rollout: str | None, turn: int, status: int) -> None:
+        """Close a call whose response was written."""
         self.in_flight -= 1
-        self._late_ms[int(late_s * 1000)] += 1
         if status != 200:
             self._errors[status] += 1
             return
@@ -85,19 +83,4 @@ class CallLedger:
             "rollouts_missing": None if expected is None else max(0, expected - finished),
             "rollouts_repeated": sum(max(calls.answers) > 1 for calls in rollouts),
             "calls_repeated": sum(max(0, n - 1) for calls in rollouts for n in calls.answers),
-            "late_ms": self._lateness(),
         }
-
-    def _lateness(self) -> dict[str, int]:
-        """Median, 99th percentile and maximum, in whole milliseconds rounded down."""
-        total = self._late_ms.total()
-        if not total:
-            return {"p50": 0, "p99": 0, "max": 0}
-        found: dict[str, int] = {}
-        below = 0
-        for late_ms, count in sorted(self._late_ms.items()):
-            below += count
-            for name, share in (("p50", 0.5), ("p99", 0.99), ("max", 1.0)):
-                if name not in found and below >= share * total:
-                    found[name] = late_ms
-        return found

@@ -1,13 +1,13 @@
 """A mock of an OpenAI-compatible LLM server, fast enough never to be the bottleneck.
 
-Own process (`python -m benchmarks.mock_llm`); `benchmarks.mock_server` starts it and reads its
-counts. Serves `/v1/chat/completions`, `/v1/models`, `/stats` and `/reset`. One hand-written
-HTTP/1.1 protocol on uvloop; a request body is scanned, never decoded. Must not: import the product.
+Own process (`python -m benchmarks.mock_llm`); `benchmarks.mock_server` starts it for benchmarks and
+for the fault campaign. Serves `/v1/chat/completions`, `/v1/models`, `/stats`, `/reset` and
+`/disturb`. One hand-written HTTP/1.1 protocol on uvloop; a request body is scanned, never decoded.
+Must not: import the product.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import gc
@@ -16,12 +16,12 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Sequence
 from time import monotonic
 from typing import cast
 
 import uvloop
 
+from benchmarks.faults.histories import FOLDER_VARIABLE, History
 from benchmarks.mock_answers import (
     asks_for_stream,
     http_response,
@@ -31,6 +31,8 @@ from benchmarks.mock_answers import (
 from benchmarks.mock_behaviour import MockBehaviour
 from benchmarks.mock_calls import Call, MockLLM
 
+#: The name of its history in the fault campaign.
+ACTOR = "model"
 _MAX_HEAD_BYTES = 64 * 1024
 _MAX_BODY_BYTES = 64 * 1024 * 1024
 
@@ -107,8 +109,7 @@ class MockConnection(asyncio.Protocol):
     def _finish(self, call: Call) -> None:
         self._call = None
         self._transport.write(call.response)
-        late_s = max(0.0, monotonic() - call.due_at)  # uvloop's own time() stands still in a turn
-        call.ledger.end(call.identity, call.turn, call.status, late_s)
+        call.ledger.end(call.identity, call.turn, call.status)
 
     def _finish_waiting(self, call: Call) -> None:
         self._timer = None
@@ -135,47 +136,33 @@ def _header(lowered_head: bytes, data: bytes, name: bytes) -> str | None:
     return data[start : end if end >= 0 else len(lowered_head)].strip().decode("latin-1")
 
 
-async def serve(mock: MockLLM, *, port: int, until_stdin_closes: bool) -> None:
-    """Serve on loopback until SIGTERM, SIGINT or, if asked, the end of stdin."""
+async def serve(mock: MockLLM) -> None:
+    """Serve on a free port of the loopback until SIGTERM, SIGINT or the end of stdin."""
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for signal_no in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signal_no, stop.set)
     server = await loop.create_server(
-        lambda: MockConnection(mock, loop), "127.0.0.1", port, backlog=4096
+        lambda: MockConnection(mock, loop), "127.0.0.1", 0, backlog=4096
     )
     bound = server.sockets[0].getsockname()[1]
     ready = {"ready": True, "pid": os.getpid(), "port": bound}
     print(json.dumps({**ready, "base_url": f"http://127.0.0.1:{bound}/v1"}), flush=True)
-    if until_stdin_closes:
-        # A benchmark that is killed leaves no server behind: its end of the pipe closes.
-        loop.add_reader(sys.stdin.fileno(), lambda: os.read(0, 4096) or stop.set())
+    # A benchmark that is killed leaves no server behind: its end of the pipe closes.
+    loop.add_reader(sys.stdin.fileno(), lambda: os.read(0, 4096) or stop.set())
     await stop.wait()
     server.close()
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="mock_llm", description="A fast mock LLM server.")
-    parser.add_argument("--port", type=int, default=0, help="0 takes a free one")
-    parser.add_argument("--latency-ms", type=float, default=0.0)
-    parser.add_argument("--sigma", type=float, default=0.0, help="of the lognormal latency")
-    parser.add_argument("--error-rate", type=float, default=0.0, help="half 429, half 500")
-    parser.add_argument("--retry-after-s", type=float, default=1.0)
-    parser.add_argument("--turns", type=int, default=3, help="model calls of a rollout")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--until-stdin-closes", action="store_true")
-    options = vars(parser.parse_args(argv))
-    port, until_stdin_closes = options.pop("port"), options.pop("until_stdin_closes")
-    try:
-        mock = MockLLM(MockBehaviour(**options))
-    except ValueError as error:
-        parser.error(str(error))
+def main() -> None:
+    behaviour = MockBehaviour.from_json(json.loads(sys.argv[1]) if sys.argv[1:] else {})
+    history = History.of_environment(ACTOR) if FOLDER_VARIABLE in os.environ else None
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)  # rare: a collection is latency for all calls in flight
     with contextlib.suppress(KeyboardInterrupt):
-        uvloop.run(serve(mock, port=port, until_stdin_closes=until_stdin_closes))
+        uvloop.run(serve(MockLLM(behaviour, history)))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The mock LLM server as a child process: started, set to a workload, asked what it saw, stopped.
 
-Used by the benchmark runs and the tests. The child ends with its parent, whatever ends that one.
-Must not: know what is measured.
+Used by the benchmark runs, the fault campaign and the tests. The child ends with its
+parent, whatever ends that one. Must not: know what is measured.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -24,10 +25,15 @@ _ANSWER_TIMEOUT_S = 30
 class MockServer:
     """A running mock server; a context manager."""
 
-    def __init__(self, *, port: int = 0) -> None:
-        command = [sys.executable, "-m", "benchmarks.mock_llm", "--until-stdin-closes"]
+    def __init__(
+        self,
+        behaviour: MockBehaviour | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        fields = json.dumps(behaviour.to_json() if behaviour else {})
         self._process = subprocess.Popen(
-            [*command, "--port", str(port)],
+            [sys.executable, "-m", "benchmarks.mock_llm", fields],
+            env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -52,6 +58,10 @@ class MockServer:
     def stats(self, *, expected: int | None = None) -> dict[str, Any]:
         """What the server counted since the last reset."""
         return self._ask("/stats" if expected is None else f"/stats?expected={expected}")
+
+    def disturb(self, **values: float) -> None:
+        """Answer badly for a while, see `MockLLM`; without values answers are good again."""
+        self._ask("/disturb", json.dumps(values).encode())
 
     def close(self) -> None:
         """Stop the server."""

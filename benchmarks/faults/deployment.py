@@ -24,10 +24,10 @@ from sqlalchemy.exc import DBAPIError
 from benchmarks.faults import controller, plugin
 from benchmarks.faults.fleet import Fleet, Member
 from benchmarks.faults.histories import FOLDER_VARIABLE
-from benchmarks.faults.model_process import ModelProcess
 from benchmarks.faults.processes import ROOT
 from benchmarks.faults.servers import BrokerServer, Store, make_broker
 from benchmarks.mock_behaviour import MockBehaviour
+from benchmarks.mock_server import MockServer
 from pipeline.embedded import EmbeddedServices
 from pipeline.settings import LeaseSettings
 from pipeline.store.engine import open_engine
@@ -110,7 +110,7 @@ class Deployment:
         stack.callback(self.engine.dispose)
         upgrade(self.engine)
         environment = _own_environment() | {FOLDER_VARIABLE: str(self.histories)}
-        self.model = ModelProcess(self.size.model, environment)
+        self.model = MockServer(self.size.model, environment)
         stack.callback(self.model.close)
         self.environment = environment | self._settings()
         self.fleet = Fleet(self.environment, logs)
@@ -179,8 +179,8 @@ class Deployment:
         return self.fleet.members(CONTROLLER)
 
     def calm(self) -> None:
-        """Go back to the usual members and good weather."""
-        self.model.weather()
+        """Go back to the usual members and an undisturbed model."""
+        self.model.disturb()
         for kind, count, add in (
             (CONTROLLER, self.size.controllers, self.add_controller),
             (WORKER, self.size.workers, self.add_worker),

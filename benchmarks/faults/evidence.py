@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import text
 
-from benchmarks.faults import model_server, plugin
+from benchmarks.faults import plugin
 from benchmarks.faults.histories import read_history, rollout_of
+from benchmarks.mock_llm import ACTOR as MODEL
 
 if TYPE_CHECKING:
     from benchmarks.faults.deployment import Deployment
@@ -107,7 +108,7 @@ def collect(deployment: Deployment, run: FaultRun, observer: StoreObserver) -> E
         events=events,
         batches=batches,
         executions=_of_run(read_history(deployment.histories, plugin.ACTOR), "label", mark),
-        calls=_of_run(read_history(deployment.histories, model_server.ACTOR), "rollout", mark),
+        calls=_of_run(read_history(deployment.histories, MODEL), "rollout", mark),
         changes=list(observer.changes),
         faults=list(run.faults),
         started_at=run.started_at,

@@ -166,9 +166,9 @@ def send_garbage(deployment: Deployment, random: Random) -> None:
 
 def storm(deployment: Deployment, random: Random) -> None:
     """C15: for a while nearly every call gets a 429, and some never an answer."""
-    deployment.model.weather(storm_s=3.0, storm_share=0.8, silent_share=0.02)
+    deployment.model.disturb(rate_limited_s=3.0, rate_limited_share=0.8, silent_share=0.02)
     time.sleep(3.0)
-    deployment.model.weather()
+    deployment.model.disturb()
 
 
 #: What the campaign draws from, by the name that figures carry.

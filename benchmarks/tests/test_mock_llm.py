@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from benchmarks.faults.histories import History, read_history
 from benchmarks.mock_behaviour import MockBehaviour
 from benchmarks.mock_calls import MockLLM
 from benchmarks.mock_llm import MockConnection
@@ -137,13 +138,6 @@ async def test_calls_wait_side_by_side_for_their_latency():
     assert mock.ledger.in_flight == 0
 
 
-async def test_lateness_is_measured_against_the_due_time():
-    mock = MockLLM(MockBehaviour(latency_ms=10))
-    await ask(mock, request("w1-g000001-r0"))
-    late_ms = mock.ledger.summary()["late_ms"]
-    assert 0 <= late_ms["p50"] <= late_ms["p99"] <= late_ms["max"]
-
-
 async def test_a_client_that_leaves_is_no_answer_and_no_longer_in_flight():
     mock = MockLLM(MockBehaviour(latency_ms=60_000))
     connection, wire = connect(mock)
@@ -183,6 +177,32 @@ async def test_reset_starts_a_new_count_and_lets_old_calls_end_in_the_old_one():
     _, stats = await ask(mock, http("GET", "/stats?expected=7"))
     assert (stats["calls"], stats["in_flight"], stats["rollouts_missing"]) == (0, 0, 7)
     assert stats["behaviour"]["latency_ms"] == 0
+
+
+async def test_a_disturbed_mock_refuses_calls_for_as_long_as_it_was_told():
+    mock = MockLLM(MockBehaviour())
+    disturb = '{"rate_limited_s": 60, "rate_limited_share": 1.0}'
+    assert (await ask(mock, http("POST", "/disturb", disturb)))[0] == 200
+    assert (await ask(mock, request("w1-g000001-r0")))[0] == 429
+    await ask(mock, http("POST", "/disturb", "{}"))
+    assert (await ask(mock, request("w1-g000001-r0")))[0] == 200
+
+
+async def test_a_silent_call_is_open_until_its_client_leaves_and_noted_as_unanswered(tmp_path):
+    mock = MockLLM(MockBehaviour(), History(tmp_path, "model"))
+    await ask(mock, http("POST", "/disturb", '{"silent_share": 1.0}'))
+    connection, wire = connect(mock)
+    connection.data_received(request("w1-g000001-r0"))
+    assert (wire.written, mock.ledger.in_flight) == ([], 1)
+    connection.connection_lost(None)
+    await ask(mock, http("POST", "/disturb", "{}"))
+    await ask(mock, request("w1-g000001-r0"))
+    notes = read_history(tmp_path, "model")
+    assert [(note["rollout"], note["status"]) for note in notes] == [
+        ("w1-g000001-r0", 0),
+        ("w1-g000001-r0", 200),
+    ]
+    assert notes[1]["tokens"] > 0
 
 
 async def test_reset_to_nonsense_changes_nothing():
