@@ -1,36 +1,34 @@
-"""What every sandbox promises: a small interface, its limits, and its results.
+"""The interface of every sandbox, its limits and its results.
 
-Used by the tools, by rewards that run code, and by the agents that work in a directory; each
-implementation is a module of its own beside this one (`kinds.open_sandbox` chooses). Must not
-import `pipeline`: the library works alone, and the worker maps `SandboxFailure` to its own error.
+Used by the tools, by rewards that run code, and by the agents that work in a directory.
+`kinds.open_sandbox` chooses and opens an implementation. Must not import `pipeline`: the library
+works alone, and the worker maps `SandboxFailure` to its own error.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Protocol, Self, runtime_checkable
+from typing import Self
 
 from workers.sandbox.confined_folder import ConfinedFolder
 
-#: What a command ends with when its processes together used too much memory.
-OUT_OF_MEMORY_EXIT_CODE = 137
-
 #: A string goes to a shell; a sequence is executed as it stands.
 Command = str | Sequence[str]
-
-#: What `timeout(1)` exits with, used for every command that ran out of time.
+#: Exit code of a command that ran out of time, as of `timeout(1)`.
 TIMEOUT_EXIT_CODE = 124
+#: Exit code of a command whose processes together used too much memory.
+OUT_OF_MEMORY_EXIT_CODE = 137
 
 
 class SandboxFailure(RuntimeError):
-    """The sandbox itself would not start or died; says nothing about the command inside."""
+    """The sandbox would not start or died; the command inside is not the cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxLimits:
-    """What one command may use; the numbers bound each command, not the sandbox's whole life.
+    """Limits of each command, not of the sandbox's whole life.
 
     Args:
         wall_s: Longest wall-clock time of a command, and its default.
@@ -77,18 +75,20 @@ class CommandResult:
         return self.exit_code == 0 and not self.timed_out
 
 
-@runtime_checkable
-class Sandbox(Protocol):
+class Sandbox(ABC):
     """A place where untrusted commands run on a directory of their own.
 
-    `root` is the working directory as the commands see it; relative paths start there.
+    `local_files` is the root as a directory of this machine; None where it is elsewhere.
     """
 
+    local_files: ConfinedFolder | None = None
+
     @property
+    @abstractmethod
     def root(self) -> str:
         """The directory that commands and files are relative to, as the commands see it."""
-        ...
 
+    @abstractmethod
     async def run(
         self,
         command: Command,
@@ -103,63 +103,31 @@ class Sandbox(Protocol):
         Raises:
             SandboxFailure: The sandbox would not start or died under the command.
         """
-        ...
 
+    @abstractmethod
     async def read_file(self, path: str) -> bytes:
         """Return a file's content.
 
         Raises:
             OSError: As `open` would: not there, a directory, outside the root, too large.
         """
-        ...
 
+    @abstractmethod
     async def write_file(self, path: str, data: bytes) -> None:
         """Write a file whole, making the directories above it.
 
         Raises:
             OSError: As `open` would.
         """
-        ...
 
+    @abstractmethod
     async def close(self) -> None:
         """End what runs and give everything back; closing twice is harmless."""
-        ...
-
-    async def __aenter__(self) -> Self:
-        """Return the sandbox itself."""
-        ...
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Close the sandbox."""
-        ...
-
-
-class ClosingSandbox:
-    """The context-manager half of `Sandbox`, for implementations to inherit.
-
-    `local_files` is the root as a directory of this machine; None where it is elsewhere.
-    """
-
-    local_files: ConfinedFolder | None = None
-
-    async def close(self) -> None:
-        """End what runs and give everything back; closing twice is harmless."""
-        raise NotImplementedError
 
     async def __aenter__(self) -> Self:
         """Return the sandbox itself."""
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Close the sandbox."""
         await self.close()

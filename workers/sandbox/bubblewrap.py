@@ -1,9 +1,9 @@
-"""The sandbox of choice: namespaces made by bubblewrap, with process limits inside.
+"""The preferred sandbox: bubblewrap makes the namespaces, and limits hold inside them.
 
-No network, a read-only system, a private /tmp, one writable directory, no sight of other
-processes. Chosen by `kinds` where the program runs. As root, bubblewrap sets the namespaces up
-and the command runs as a user of its own (see `lending`); as an ordinary user it does so in a user
-namespace. Must not run a command outside bubblewrap, whatever fails.
+No network, a read-only system, a private /tmp, one writable directory, no sight of other processes.
+`kinds` chooses it where bubblewrap runs. As root the command runs as a user of its own
+(`sandbox_user`); as an ordinary user in a user namespace. Must not run a command outside
+bubblewrap, whatever fails.
 """
 
 from __future__ import annotations
@@ -54,7 +54,10 @@ def _namespaces(view: FileView, root: Path) -> list[str]:
 
 
 def _parents(path: str | os.PathLike[str]) -> list[str]:
-    """Make the folders above a mount point: bubblewrap's own are closed to other users."""
+    """Return the words that make the folders above a mount point.
+
+    Those that bubblewrap makes by itself are closed to other users.
+    """
     above = [str(folder) for folder in reversed(Path(path).parents[:-1])]
     return [word for folder in above if folder != "/tmp" for word in ("--dir", folder)]
 
@@ -65,7 +68,7 @@ def _identity(user: SandboxUser | None) -> list[str]:
     uid = str(user.uid)
     capabilities = ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     if chroot := _find_chroot():
-        # Half the cost of setpriv. The new root is the old one: only the user changes.
+        # chroot costs half of setpriv. The new root is the old one: only the user changes.
         switch = [chroot, f"--userspec=+{uid}:+{uid}", "--groups=", "/"]
         return [*capabilities, "--cap-add", "CAP_SYS_CHROOT", "--", *switch]
     switch = ["setpriv", "--reuid", uid, "--regid", uid, "--clear-groups", "--inh-caps=-all"]
@@ -78,5 +81,5 @@ def _find_chroot() -> str | None:
     chroot = shutil.which("chroot", path="/usr/sbin:/usr/bin:/sbin:/bin")
     if chroot is None:
         return None
-    told = subprocess.run([chroot, "--version"], capture_output=True, text=True, check=False)
-    return chroot if "coreutils" in told.stdout else None
+    version = subprocess.run([chroot, "--version"], capture_output=True, text=True, check=False)
+    return chroot if "coreutils" in version.stdout else None

@@ -1,13 +1,16 @@
 """A stream's output in bounded memory: its head, its tail, and how much was cut between them.
 
-Filled by whatever runs a command, local or remote; read once the command has ended.
+Filled while a command runs, local or in a container; read once the command has ended.
 """
 
 from __future__ import annotations
 
+#: Output beyond this is not read at all.
+MOST_READ_BYTES = 64 * 1024**2
+
 
 class BoundedCapture:
-    """Keeps the head and the tail of a stream in a fixed amount of memory."""
+    """Keeps the head and the tail of a stream in at most `limit` bytes of memory."""
 
     def __init__(self, limit: int) -> None:
         self._head_limit = limit - limit // 2
@@ -20,6 +23,16 @@ class BoundedCapture:
     def dropped(self) -> int:
         """Bytes between head and tail that were not kept."""
         return self.total - len(self._head) - len(self._tail)
+
+    @property
+    def is_flooded(self) -> bool:
+        """Whether so much was written that no more is to be read."""
+        return self.total >= MOST_READ_BYTES
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether a part of the stream is missing."""
+        return bool(self.dropped) or self.is_flooded
 
     def add(self, data: bytes) -> None:
         """Take the next bytes of the stream."""
@@ -34,8 +47,8 @@ class BoundedCapture:
         return bytes(self._head + self._tail)
 
     def text(self) -> str:
-        """Return what was kept, with a notice in the place of what was not."""
-        head, tail = self._head.decode(errors="replace"), self._tail.decode(errors="replace")
+        """Return the kept bytes as text, with a notice where bytes were cut."""
         if not self.dropped:
             return self.kept().decode(errors="replace")
+        head, tail = self._head.decode(errors="replace"), self._tail.decode(errors="replace")
         return f"{head}\n[... {self.dropped} bytes of output cut ...]\n{tail}"

@@ -1,8 +1,8 @@
-"""The words of a command: its limits set by a shell, then the command itself.
+"""A command's argument vector and environment; a shell sets its limits and then becomes it.
 
-Called by the local sandboxes. The limits are set inside the new process by the shell's `ulimit`,
-because code between fork and exec (`preexec_fn`) can deadlock a process with threads. For a shell
-command this costs no process of its own, which keeps a sandboxed command near the cost of `bwrap`.
+Called by the local sandboxes. The shell's `ulimit` sets the limits inside the new process, because
+code between fork and exec (`preexec_fn`) can deadlock a process with threads. For a command that is
+a string this takes no further process.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import os
 import shlex
 import shutil
 from collections.abc import Mapping
-from pathlib import PurePosixPath
 
 from workers.sandbox.base import Command, SandboxLimits
 
@@ -38,10 +37,10 @@ def limited_command(
         cwd: Directory to change to first; the command ends with 126 if it is not there.
         processes: Overrides `limits.processes`.
     """
-    # The plain sh is often a smaller program; it sets the limits and is gone.
+    # For an argument vector the plain sh, often a smaller program, is enough.
     shell = find_shell() if isinstance(command, str) else "/bin/sh"
     prelude = _ulimits(limits, shell, processes or limits.processes)
-    # Not in the environment before: each program on the way would load the locale in vain.
+    # Not in the environment, where each program before the command would load the locale in vain.
     prelude += 'export LANG="${LANG-C.UTF-8}";'
     prelude += f"cd -- {shlex.quote(cwd)} || exit 126;"
     if isinstance(command, str):
@@ -52,7 +51,7 @@ def limited_command(
 def clean_environment(
     *, home: str, search_path: str, extra: Mapping[str, str] | None
 ) -> dict[str, str]:
-    """Return the environment of a command: nothing of the worker's own is in it."""
+    """Return the environment of a command, without any variable of the worker."""
     return {
         "PATH": f"{search_path}:{_SYSTEM_PATH}" if search_path else _SYSTEM_PATH,
         "HOME": home,
@@ -63,11 +62,6 @@ def clean_environment(
         "PAGER": "cat",
         **(extra or {}),
     }
-
-
-def is_within(path: str, folder: str) -> bool:
-    """Say whether `path` is `folder` or below it, by their words alone."""
-    return PurePosixPath(path).is_relative_to(folder)
 
 
 def _ulimits(limits: SandboxLimits, shell: str, processes: int) -> str:
@@ -83,6 +77,6 @@ def _ulimits(limits: SandboxLimits, shell: str, processes: int) -> str:
         "n": _OPEN_FILES,
         process_flag: processes,
     }
-    # A limit that is already lower cannot be raised; that is no reason to refuse the command.
+    # A limit that is already lower cannot be raised; the command runs under the lower one.
     lines = "".join(f"ulimit -{flag} {value};" for flag, value in values.items())
     return f"{{ {lines} }} 2>/dev/null;"

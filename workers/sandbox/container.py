@@ -25,14 +25,13 @@ from typing import Any, TypeVar
 
 from workers.sandbox.base import (
     TIMEOUT_EXIT_CODE,
-    ClosingSandbox,
     Command,
     CommandResult,
+    Sandbox,
     SandboxFailure,
     SandboxLimits,
 )
-from workers.sandbox.capture import BoundedCapture
-from workers.sandbox.child_process import DRAINED_BYTES
+from workers.sandbox.capture import MOST_READ_BYTES, BoundedCapture
 
 #: Labels of everything made here; what carries them and is too old is a leftover.
 OWNER_LABEL = "rollout-sandbox-owner"
@@ -78,10 +77,10 @@ class Execution:
     @property
     def is_flooded(self) -> bool:
         """Whether so much was written that nothing more of it is read."""
-        return max(self.stdout.total, self.stderr.total) >= DRAINED_BYTES
+        return self.stdout.is_flooded or self.stderr.is_flooded
 
 
-class ContainerSandbox(ClosingSandbox):
+class ContainerSandbox(Sandbox):
     """A container on which commands are executed one at a time.
 
     Args:
@@ -196,8 +195,7 @@ class ContainerSandbox(ClosingSandbox):
             stdout=execution.stdout.text(),
             stderr=execution.stderr.text(),
             timed_out=timed_out,
-            truncated=bool(execution.stdout.dropped or execution.stderr.dropped)
-            or execution.is_flooded,
+            truncated=execution.stdout.is_truncated or execution.stderr.is_truncated,
             duration_s=time.monotonic() - begun,
         )
 
@@ -290,7 +288,7 @@ def _raise_for_code(code: int, path: str, execution: Execution) -> None:
     if code == 0:
         return
     if execution.is_flooded:
-        raise OSError(errno.EFBIG, f"More than {DRAINED_BYTES} bytes are not read", path)
+        raise OSError(errno.EFBIG, f"More than {MOST_READ_BYTES} bytes are not read", path)
     number = _FILE_ERRORS.get(code, errno.EIO)
     said = execution.stderr.text().strip()
     raise OSError(number, os.strerror(number) if code in _FILE_ERRORS or not said else said, path)

@@ -1,8 +1,8 @@
-"""What a confined command sees of the file system, whichever program makes its namespaces.
+"""The part of the file system that a confined command sees.
 
-Made by the bubblewrap and the namespaces sandbox, which mount it. Commands see the system's
-programs and libraries read-only, an /etc of their own, the running Python, and one writable
-directory. Must not mount anything.
+Prepared here and mounted by the kinds bubblewrap and namespaces: the system's programs and
+libraries read-only, an /etc of its own, the running Python, and one writable directory. Must not
+mount anything.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-from workers.sandbox.command_line import is_within
 from workers.sandbox.workspace import Workspace
 
 #: Size of the private /tmp and of /dev/shm.
@@ -47,15 +46,15 @@ class FileView:
 
 
 def make_file_view(workspace: Workspace, readable: Sequence[str]) -> FileView:
-    """Prepare what commands on a workspace see.
+    """Prepare the view of a workspace's commands.
 
     Raises:
         OSError: A folder could not be prepared.
     """
     root = str(workspace.root)
     paths = [path for path in [*_python_folders(), *readable] if not is_within(path, root)]
-    # Nothing is mounted below a directory that commands write: a command could have put a link
-    # there, and the next command's mounts would follow it with the worker's privileges.
+    # No mount point lies below a directory that commands write: a command could put a link there,
+    # and the next command's mounts would follow it with the worker's privileges.
     is_below_tmp = any(is_within(path, "/tmp") for path in [*paths, root])
     return FileView(
         system=_system_folders(),
@@ -66,13 +65,18 @@ def make_file_view(workspace: Workspace, readable: Sequence[str]) -> FileView:
     )
 
 
+def is_within(path: str, folder: str) -> bool:
+    """Say whether `path` is `folder` or below it; links are not followed."""
+    return PurePosixPath(path).is_relative_to(folder)
+
+
 def python_path() -> str:
     """Return the folder of the running Python's programs."""
     return os.path.join(os.path.realpath(sys.prefix), "bin")
 
 
 def _make_etc(workspace: Workspace) -> Path:
-    """Prepare the /etc the commands see: names, the library cache, no configuration or keys."""
+    """Prepare an /etc with names and the library cache, without configuration or keys."""
     etc = workspace.base / "etc"
     (etc / os.path.basename(ETC_MOUNTED)).mkdir(parents=True)
     uid = workspace.user.uid if workspace.user else os.getuid()
@@ -80,7 +84,7 @@ def _make_etc(workspace: Workspace) -> Path:
     texts = {
         "passwd": f"root:x:0:0:root:/:/bin/sh\nsandbox:x:{uid}:{gid}:sandbox:/tmp:/bin/sh\n",
         "group": f"root:x:0:\nsandbox:x:{gid}:\n",
-        # Without it, every look-up of a name would try whatever services the system's names.
+        # The default would try further services for every look-up of a name.
         "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
         "hosts": "127.0.0.1 localhost sandbox\n",
     }

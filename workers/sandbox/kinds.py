@@ -8,17 +8,20 @@ leaves commands unconfined.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import os
 import shutil
+import subprocess
+import tempfile
 import time
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from workers.sandbox.base import Sandbox, SandboxFailure, SandboxLimits
 from workers.sandbox.bubblewrap import BubblewrapSandbox
-from workers.sandbox.local import ConfinedSandbox, LocalSandbox, find_obstacle
+from workers.sandbox.local import ConfinedSandbox, LocalSandbox
 from workers.sandbox.namespaces import NamespacesSandbox
 from workers.sandbox.process import ProcessSandbox
 
@@ -33,6 +36,8 @@ _CONFINING: dict[str, tuple[type[ConfinedSandbox], str]] = {
 }
 #: A kind that did not run may have met a machine without memory: it is tried again after this.
 _RETRY_S = 60.0
+#: Longest wait for the first, trivial command of a kind of sandbox.
+_PROBE_S = 20.0
 
 _REMEDY = (
     "Install the package bubblewrap and allow user namespaces, choose docker or k8s, or accept "
@@ -133,13 +138,37 @@ def obstacle_of(kind: str) -> str:
     reason, tried_at = _obstacles.get(kind, ("", -_RETRY_S))
     if kind in _obstacles and (not reason or time.monotonic() < tried_at + _RETRY_S):
         return reason
-    made, program = _CONFINING[kind]
+    _, program = _CONFINING[kind]
     if shutil.which(program) is None:
         reason = f"the program {program} is not installed"
     else:
-        reason = find_obstacle(lambda folder: made(folder, SandboxLimits(), ()))
+        reason = _probe(kind)
     _obstacles[kind] = (reason, time.monotonic())
     return reason
+
+
+def _probe(kind: str) -> str:
+    """Run `true` in a sandbox of this kind; return why that fails, empty if it does not."""
+    with tempfile.TemporaryDirectory(prefix="rollout-sandbox-probe-") as folder:
+        try:
+            sandbox = _CONFINING[kind][0](folder, SandboxLimits(), ())
+            with contextlib.closing(sandbox.workspace):
+                child = sandbox.child_of(["true"], ".", None)
+                ended = subprocess.run(
+                    [word.replace("{status_fd}", "2") for word in child.argv],
+                    env=child.env,
+                    cwd=child.cwd,
+                    stdin=subprocess.DEVNULL,
+                    capture_output=True,
+                    timeout=_PROBE_S,
+                    check=False,
+                )
+        except (OSError, subprocess.TimeoutExpired, SandboxFailure) as error:
+            return str(error)
+    if ended.returncode == 0:
+        return ""
+    lines = ended.stderr.decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else f"it ended with {ended.returncode}"
 
 
 def _open_local(

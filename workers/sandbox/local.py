@@ -1,41 +1,26 @@
-"""What the sandboxes on this machine share: a workspace, its files, and a command run as a child.
+"""The sandboxes on this machine: a workspace, its files, and each command run as a child process.
 
-Inherited by the bubblewrap, namespaces and process sandboxes; each says which child to start for
-a command. Must not start a command in any other way than its subclass says.
+Inherited by the kinds bubblewrap, namespaces and process, each of which names the child to start
+for a command. Must not start a command in any other way.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 
 from workers.sandbox import reaper
-from workers.sandbox.base import (
-    ClosingSandbox,
-    Command,
-    CommandResult,
-    SandboxFailure,
-    SandboxLimits,
-)
-from workers.sandbox.child_process import (
-    ChildSpec,
-    FinishedProcess,
-    as_result,
-    kill_group,
-    run_child,
-)
+from workers.sandbox.base import Command, CommandResult, Sandbox, SandboxFailure, SandboxLimits
+from workers.sandbox.child_process import ChildSpec, FinishedChild, run_child
 from workers.sandbox.command_line import clean_environment, limited_command
 from workers.sandbox.file_view import FileView, make_file_view, python_path
+from workers.sandbox.process_table import kill_group
 from workers.sandbox.workspace import Workspace
 
-#: Longest wait for the first, trivial command of a kind of sandbox.
-_PROBE_S = 20.0
 
-
-class LocalSandbox(ClosingSandbox):
+class LocalSandbox(Sandbox):
     """Runs each command as a child process on one writable directory.
 
     Args:
@@ -70,26 +55,16 @@ class LocalSandbox(ClosingSandbox):
         """Run a command to its end; see `Sandbox.run`."""
         if self.closed:
             raise SandboxFailure("The sandbox is closed.")
-        finished = await run_child(
-            self.child_of(command, cwd, stdin, env),
-            wall_s=self.limits.bound_wall_s(timeout_s),
-            output_bytes=self.limits.output_bytes,
-            memory_bytes=self.limits.memory_bytes,
-        )
+        child = self.child_of(command, cwd or ".", env)
+        finished = await run_child(child, self.limits, stdin=stdin, timeout_s=timeout_s)
         self.check_end(finished)
-        return as_result(finished)
+        return finished.result
 
-    def child_of(
-        self,
-        command: Command,
-        cwd: str | None,
-        stdin: bytes | None,
-        env: Mapping[str, str] | None,
-    ) -> ChildSpec:
+    @abstractmethod
+    def child_of(self, command: Command, cwd: str, env: Mapping[str, str] | None) -> ChildSpec:
         """Return the process to start for a command."""
-        raise NotImplementedError
 
-    def check_end(self, finished: FinishedProcess) -> None:
+    def check_end(self, finished: FinishedChild) -> None:
         """Raise `SandboxFailure` if the sandbox itself failed, and not the command."""
 
     async def read_file(self, path: str) -> bytes:
@@ -131,73 +106,33 @@ class ConfinedSandbox(LocalSandbox):
             self.workspace.close()
             raise SandboxFailure(f"The sandbox would not start: {error}") from error
 
+    @abstractmethod
     def namespaces(self, view: FileView) -> list[str]:
         """Return the words that make the namespaces; a command follows them.
 
         The program reports the command's end as `"exit-code"` on the status pipe.
         """
-        raise NotImplementedError
 
-    def child_of(
-        self,
-        command: Command,
-        cwd: str | None,
-        stdin: bytes | None,
-        env: Mapping[str, str] | None,
-    ) -> ChildSpec:
+    def child_of(self, command: Command, cwd: str, env: Mapping[str, str] | None) -> ChildSpec:
         """Return the program that makes the namespaces, with the command inside."""
-        inner = limited_command(command, self.limits, cwd=os.path.join(self.root, cwd or "."))
+        inner = limited_command(command, self.limits, cwd=os.path.join(self.root, cwd))
         clean = clean_environment(home="/tmp", search_path=python_path(), extra=env)
         return ChildSpec(
             argv=[*self.prefix, *inner],
             # The mark is for the reaper alone: the program takes it out of the command's own.
             env=clean | {reaper.MARK: reaper.mark()},
             cwd="/",
-            stdin=stdin,
             kill=kill_group,
             has_status=True,
         )
 
-    def check_end(self, finished: FinishedProcess) -> None:
+    def check_end(self, finished: FinishedChild) -> None:
         """Raise `SandboxFailure` unless the command's end was reported.
 
-        An end without a report is a failure of the program that made the namespaces, or somebody
-        killed it; a timeout is neither.
+        Without a report, the program that made the namespaces failed or was killed, unless the
+        command ran out of time or memory.
         """
-        was_killed = finished.timed_out or finished.out_of_memory
-        if not was_killed and '"exit-code"' not in finished.status:
-            program = os.path.basename(self.prefix[0])
-            reason = finished.stderr.strip()[-500:] or f"{program} ended with {finished.returncode}"
+        if not finished.was_killed and '"exit-code"' not in finished.status:
+            program, result = os.path.basename(self.prefix[0]), finished.result
+            reason = result.stderr.strip()[-500:] or f"{program} ended with {result.exit_code}"
             raise SandboxFailure(f"The sandbox would not start or died: {reason}")
-
-
-def find_obstacle(open_in: Callable[[str], LocalSandbox]) -> str:
-    """Run `true` in a sandbox once and return why that does not work here; empty if it does.
-
-    Args:
-        open_in: Opens the sandbox on a directory.
-    """
-    with tempfile.TemporaryDirectory(prefix="rollout-sandbox-probe-") as folder:
-        try:
-            sandbox = open_in(folder)
-        except SandboxFailure as error:
-            return str(error)
-        try:
-            child = sandbox.child_of(["true"], None, None, None)
-            ended = subprocess.run(
-                [word.replace("{status_fd}", "2") for word in child.argv],
-                env=child.env,
-                cwd=child.cwd,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=_PROBE_S,
-                check=False,
-            )
-        except (OSError, subprocess.TimeoutExpired, SandboxFailure) as error:
-            return str(error)
-        finally:
-            sandbox.workspace.close()
-    if ended.returncode == 0:
-        return ""
-    lines = ended.stderr.decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else f"it ended with {ended.returncode}"

@@ -1,9 +1,9 @@
-"""The sandbox without bubblewrap: namespaces made by util-linux, with the same view inside.
+"""The sandbox without bubblewrap: util-linux makes the namespaces, with the same view inside.
 
-Chosen by `kinds` where bubblewrap does not run. `unshare` makes user, PID, mount, IPC, UTS and
-network namespaces (as root: all but the user namespace); a shell, which is the first process in
-them, mounts a file system of its own and leaves the old one for good; the command runs below it
-without any privilege. Must not run a command if one of these steps failed.
+`kinds` chooses it where bubblewrap does not run. `unshare` makes user, PID, mount, IPC, UTS and
+network namespaces (as root all but the user namespace). A shell, which is the first process in
+them, mounts a file system of its own and unmounts the old one. The command runs below the shell,
+without privileges. Must not run a command if one of these steps failed.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from workers.sandbox import reaper
-from workers.sandbox.command_line import find_shell, is_within
-from workers.sandbox.file_view import ETC_MOUNTED, TMP_BYTES, FileView
+from workers.sandbox.command_line import find_shell
+from workers.sandbox.file_view import ETC_MOUNTED, TMP_BYTES, FileView, is_within
 from workers.sandbox.local import ConfinedSandbox
 from workers.sandbox.sandbox_user import SandboxUser
 
@@ -30,11 +30,11 @@ _DEVICE_LINKS = {
     "stderr": "/proc/self/fd/2",
     "ptmx": "pts/ptmx",
 }
-#: What the first process of the namespaces does. Its arguments: the table of mounts, the new file
+#: Program of the namespaces' first process. Its arguments are the table of mounts, the new file
 #: system, and the command. It reports on the status pipe, which the command does not inherit.
-#: Its own stderr is closed before, because a shell comments on a command that a signal ended.
-#: It stays while the command runs, because process 1 of a PID namespace ignores signals that a
-#: command may send itself; the kernel kills what is left in the namespace when it ends.
+#: Its stderr is closed before the command, because a shell reports a command that a signal ended.
+#: It stays while the command runs: process 1 of a PID namespace ignores signals that a command may
+#: send itself, and at its end the kernel kills the processes left in the namespace.
 _SCRIPT = """
 mount -a -T "$1" && cd "$2" && pivot_root . old && umount -l old && cd / || exit 125
 {loopback} || exit 125
@@ -64,7 +64,7 @@ class NamespacesSandbox(ConfinedSandbox):
         mounts = _mounts(view, self.workspace.root)
         _make_mount_points(top, view, [mount.target for mount in mounts])
         table = self.workspace.base / "mounts"
-        # The first line makes the folder a mount of its own, as pivot_root wants it.
+        # pivot_root needs a new root that is a mount: the first line makes it one.
         lines = [_line(str(top), str(top), "none", "bind,ro,nosuid,nodev")]
         table.write_text("".join([*lines, *(mount.line(top) for mount in mounts)]))
         user = self.workspace.user
@@ -128,7 +128,7 @@ def _bind(source: Path, target: str) -> _Mount:
 
 
 def _read_only(source: str, target: str) -> list[_Mount]:
-    """Return the mount of a path, and what makes each mount below it read-only as well."""
+    """Return the mount of a path, and a remount that makes each mount below it read-only."""
     lines = Path("/proc/self/mountinfo").read_text().splitlines()
     places = [_unescaped(line.split(" ")[4]) for line in lines]
     below = [one for one in places if one != source and is_within(one, source)]
@@ -190,12 +190,12 @@ def _loopback_command() -> str:
 
 
 def _identity(user: SandboxUser | None) -> list[str]:
-    """Return the words that give up every privilege before the command."""
+    """Return the words that drop every privilege before the command."""
     setpriv = ["setpriv", "--no-new-privs", "--inh-caps=-all"]
     if user is not None:
         uid = str(user.uid)
         switch = ["--reuid", uid, "--regid", uid, "--clear-groups", "--bounding-set=-all"]
         return [*setpriv, *switch]
-    # A second user namespace: its user has no rights over the first one's mounts and processes.
+    # The user of a second user namespace has no rights over the first one's mounts and processes.
     own = ["unshare", "--user", f"--map-user={os.getuid()}", f"--map-group={os.getgid()}", "--"]
     return [*own, *setpriv]

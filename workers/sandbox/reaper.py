@@ -1,9 +1,9 @@
-"""What ends the commands of a worker that was killed.
+"""Kills the commands of a worker that was killed.
 
-The local sandboxes mark the processes they start. A shell waits beside this process for its end;
-when that comes without a farewell, it kills what carries the mark. `bwrap --die-with-parent` alone
-is not enough: what it starts is bound to the worker only some milliseconds later, and never if the
-worker dies before. Must not touch a process without the mark.
+The local sandboxes mark the processes they start. A shell waits beside this process for its end. If
+the process ends without a message to the shell, the shell kills every process with the mark.
+`bwrap --die-with-parent` is not enough: it binds its child to the worker only some milliseconds
+after the start, and never if the worker dies before. Must not signal a process without the mark.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from workers.sandbox.base import SandboxFailure
 #: In the environment of each process that a sandbox starts; begins with what `mark` returns.
 MARK = "ROLLOUT_SANDBOX_ID"
 #: Longest wait for the reaper's end when this process ends by itself.
-_FAREWELL_S = 5.0
-#: Several passes: one that is just being started shows its mark a moment later.
+_EXIT_TIMEOUT_S = 5.0
+#: Several passes: a process that is just being started shows its mark a moment later.
 _SCRIPT = """
-read -r farewell && exit
+read -r message && exit
 for pass in 1 2 3 4 5 6 7 8 9 10; do
     for found in $(grep -lsz "^$1" /proc/[0-9]*/environ); do
         found=${found%/environ}
@@ -38,7 +38,7 @@ _reaper: subprocess.Popen[bytes] | None = None
 
 
 def mark() -> str:
-    """Return the mark of this process, the same each time; whoever looks for it is there.
+    """Return the mark of this process, the same each time, once its reaper runs.
 
     The first call starts the reaper, a shell of about a megabyte; a dead one is started again.
 
@@ -56,7 +56,7 @@ def mark() -> str:
 
 
 def _start() -> subprocess.Popen[bytes]:
-    # It reads the end of file when nobody can write any more: the kernel closes our end.
+    # The shell reads the end of file when this process is gone: the kernel closes the other end.
     return subprocess.Popen(
         ["/bin/sh", "-c", _SCRIPT, "sh", f"{MARK}={_token}"],
         env={"PATH": "/usr/bin:/bin"},
@@ -69,8 +69,8 @@ def _start() -> subprocess.Popen[bytes]:
 
 
 @atexit.register
-def _say_farewell() -> None:
-    # An ordinary end: every sandbox has ended its own.
+def _stop() -> None:
+    # At an ordinary end every sandbox has ended its own processes.
     if _reaper is not None:
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            _reaper.communicate(b"farewell\n", timeout=_FAREWELL_S)
+            _reaper.communicate(b"exit\n", timeout=_EXIT_TIMEOUT_S)

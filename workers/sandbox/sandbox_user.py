@@ -1,8 +1,8 @@
-"""Give a directory to an unprivileged user of the sandbox's own, and take it back afterwards.
+"""A user id for one sandbox, and the ownership of the directories that its commands write.
 
 Used by the local sandboxes when the worker runs as root: root is exempt from the process limit,
-may signal every process and read every file, so nothing untrusted may run as root. Each open
-sandbox gets a user id that no other has, which also makes its processes countable and findable.
+may signal every process and read every file, so no untrusted command may run as root. No two open
+sandboxes have the same user id, so a sandbox's processes can be counted and found by it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import signal
 import socket
 import stat
 from pathlib import Path
@@ -19,27 +18,6 @@ from workers.sandbox.base import SandboxFailure
 
 _WIDE_RANGE = (1_800_000_000, 1 << 24)
 _NARROW_RANGE = (20_000, 40_000)
-
-
-#: Process states in which a signal has nothing left to do; zombies are dead but not reaped.
-_DONE = {signal.SIGSTOP: "TtZX", signal.SIGKILL: "ZX"}
-
-
-def process_ids() -> list[int]:
-    """Return the ids of all processes; none where there is no /proc."""
-    try:
-        return [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    except FileNotFoundError:
-        return []
-
-
-def is_running(pid: int, number: signal.Signals) -> bool:
-    """Say whether a process is there on which this signal still has work to do."""
-    try:
-        words = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return False
-    return chr(words[words.rindex(b")") + 2]) not in _DONE[number]
 
 
 class SandboxUser:
@@ -59,33 +37,15 @@ class SandboxUser:
                 return
         raise SandboxFailure("The sandbox would not start: no free user id for it was found.")
 
-    def kill_all(self) -> None:
-        """Kill every process of this user, whatever session or group it fled to."""
-        # Stopped first: a process that is stopped cannot fork away from the second pass.
-        for number in (signal.SIGSTOP, signal.SIGKILL):
-            for _ in range(32):
-                if not self._signal(number):
-                    break
-
     def close(self) -> None:
         """Give the user id back."""
         self._reservation.close()
 
-    def _signal(self, number: signal.Signals) -> int:
-        """Signal the processes that still need it; return how many those were."""
-        signalled = 0
-        for pid in process_ids():
-            with contextlib.suppress(OSError):
-                if os.stat(f"/proc/{pid}").st_uid == self.uid and is_running(pid, number):
-                    os.kill(pid, number)
-                    signalled += 1
-        return signalled
 
+class FolderOwnership:
+    """The owner of a directory tree: the sandbox's user after `hand_over`, until `take_back`.
 
-class SandboxUsersFolder:
-    """A directory tree that belongs to another user until it is taken back.
-
-    Only entries of the directory's own owner change hands, on its own file system; no file with
+    Only entries of the directory's own owner change it, on its own file system; no file with
     several names, whose other names may lie outside the tree; no set-user-id program, which would
     lose that bit. Groups stay.
     """
@@ -94,18 +54,18 @@ class SandboxUsersFolder:
         owner = root.stat()
         self._root = root
         self._uid = uid
-        # A worker that was killed left the tree with a user of its sandbox.
+        # A killed worker did not take the tree back from the user of its sandbox.
         self._owner = 0 if owner.st_uid >= _WIDE_RANGE[0] else owner.st_uid
         self._from = owner.st_uid
         self._group = owner.st_gid
         self._device = owner.st_dev
 
-    def lend(self) -> None:
-        """Give the tree to the user."""
+    def hand_over(self) -> None:
+        """Make the sandbox's user the owner."""
         self._change_owner(from_uid=self._from, to_uid=self._uid)
 
     def take_back(self) -> None:
-        """Return every entry to the owner the directory had; every process must have ended."""
+        """Restore the first owner of every entry; the sandbox's processes must have ended."""
         self._change_owner(from_uid=self._uid, to_uid=self._owner)
 
     def _change_owner(self, *, from_uid: int, to_uid: int) -> None:
@@ -117,14 +77,14 @@ class SandboxUsersFolder:
                     found = os.stat(name, dir_fd=folder_fd, follow_symlinks=False)
                     if found.st_dev != self._device and name in folders:
                         folders.remove(name)
-                    elif found.st_uid == from_uid and _may_change_hands(found, self._device):
+                    elif found.st_uid == from_uid and _may_change_owner(found, self._device):
                         group = self._group if found.st_gid == self._uid else -1
                         os.chown(name, to_uid, group, dir_fd=folder_fd, follow_symlinks=False)
         with contextlib.suppress(FileNotFoundError):
             os.chown(self._root, to_uid, -1, follow_symlinks=False)
 
 
-def _may_change_hands(found: os.stat_result, device: int) -> bool:
+def _may_change_owner(found: os.stat_result, device: int) -> bool:
     if found.st_dev != device:
         return False
     is_program = stat.S_ISREG(found.st_mode) and found.st_mode & (stat.S_ISUID | stat.S_ISGID)
@@ -132,7 +92,7 @@ def _may_change_hands(found: os.stat_result, device: int) -> bool:
 
 
 def _mapped_range() -> tuple[int, int]:
-    """Return first id and count of a range that this user namespace can use."""
+    """Return the first id and the count of a range that this user namespace can use."""
     last = 0
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/uid_map").read_text().splitlines():

@@ -1,7 +1,7 @@
-"""What a local sandbox stands on: its directory, a private temporary one, and a user to run as.
+"""A local sandbox's writable directory, its private temporary one, and as root its user.
 
-Made by the local sandboxes; given back whole on close, also when making it failed half-way.
-Must not run anything.
+Made by the local sandboxes. Closing it, or a failure while it is made, restores the directory's
+owner and removes temporary directories. Must not run a command.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from workers.sandbox.base import SandboxFailure
 from workers.sandbox.confined_folder import ConfinedFolder
-from workers.sandbox.sandbox_user import SandboxUser, SandboxUsersFolder
+from workers.sandbox.sandbox_user import FolderOwnership, SandboxUser
 
 _PREFIX = "rollout-sandbox-"
 _LEFTOVER_AGE_S = 600.0
@@ -31,16 +31,16 @@ _SYSTEM_FOLDERS = (
 
 
 class Workspace:
-    """A root directory, a scratch directory, and as root a user who owns both for the time being.
+    """A root directory, a scratch directory, and as root a user who owns both until `close`.
 
-    `base` holds the scratch directory and what is prepared for the sandbox but not written in it.
+    `base` holds the scratch directory, and files that commands read but do not write.
 
     Args:
         root: The directory to work in, which must exist; None makes one that is removed on close.
         file_bytes: Largest file read or written through `files`.
 
     Raises:
-        SandboxFailure: The directory is not there or cannot be lent.
+        SandboxFailure: The directory is not there or its owner cannot be changed.
     """
 
     def __init__(self, root: str | os.PathLike[str] | None, file_bytes: int) -> None:
@@ -49,23 +49,22 @@ class Workspace:
         try:
             self.root = self._make_folder("root") if root is None else check_root(root)
             self.base = self._make_folder("base")
-            # Passed through by the sandbox's user, but not listed or written.
+            # The sandbox's user may pass through it, but neither list nor write it.
             self.base.chmod(0o711)
             self.scratch = self.base / "tmp"
             self.scratch.mkdir(0o700)
             self.files = ConfinedFolder(self.root, file_bytes)
             self.user = SandboxUser() if os.geteuid() == 0 else None
             if self.user:
-                self._lend(self.user, is_given=root is not None)
-        except OSError as error:
+                self._hand_over(self.user, is_given=root is not None)
+        except BaseException as error:
             self._cleanup.close()
-            raise SandboxFailure(f"The sandbox would not start: {error}") from error
-        except BaseException:
-            self._cleanup.close()
+            if isinstance(error, OSError):
+                raise SandboxFailure(f"The sandbox would not start: {error}") from error
             raise
 
     def close(self) -> None:
-        """Give the root back and remove what was temporary; every process must have ended."""
+        """Restore the root's owner, remove temporary directories; all processes must have ended."""
         self._cleanup.close()
 
     def _make_folder(self, purpose: str) -> Path:
@@ -75,15 +74,15 @@ class Workspace:
         self._cleanup.callback(os.close, lock)
         return Path(folder).resolve()
 
-    def _lend(self, user: SandboxUser, *, is_given: bool) -> None:
+    def _hand_over(self, user: SandboxUser, *, is_given: bool) -> None:
         self._cleanup.callback(user.close)
         if is_given:
             self._cleanup.callback(os.close, self._claim_root())
         for folder in (self.scratch, self.root):
-            lent = SandboxUsersFolder(folder, user.uid)
-            # Registered first, so that a tree lent in part is taken back too.
-            self._cleanup.callback(lent.take_back)
-            lent.lend()
+            ownership = FolderOwnership(folder, user.uid)
+            # Registered first, so that a tree handed over in part is taken back too.
+            self._cleanup.callback(ownership.take_back)
+            ownership.hand_over()
 
     def _claim_root(self) -> int:
         try:
@@ -91,7 +90,7 @@ class Workspace:
         except BlockingIOError:
             raise SandboxFailure(
                 f"The sandbox would not start: another one works in {self.root}, and as root each "
-                "gives the directory to a user of its own. Share one sandbox, or use a copy."
+                "makes a user of its own the owner. Share one sandbox, or use a copy."
             ) from None
 
 
@@ -111,7 +110,7 @@ def sweep_leftovers() -> None:
     """Remove the temporary directories of processes that were killed; once in a process's life."""
     for folder in Path(temporary_place()).glob(f"{_PREFIX}*-*"):
         with contextlib.suppress(OSError):
-            # Too young: its maker may not have locked it yet.
+            # The process that makes a young one may not have locked it yet.
             if time.time() - folder.stat().st_mtime < _LEFTOVER_AGE_S:
                 continue
             lock = _lock_folder(folder)
@@ -120,11 +119,11 @@ def sweep_leftovers() -> None:
 
 
 def check_root(root: str | os.PathLike[str]) -> Path:
-    """Return the resolved directory, unless it is the system's or somebody's whole home.
+    """Return the resolved directory, unless it is one of the system or a whole home.
 
     Raises:
-        SandboxFailure: It must not be given to untrusted commands.
-        OSError: It is not there.
+        SandboxFailure: The directory must not be written by untrusted commands.
+        OSError: The directory is not there.
     """
     path = Path(root).resolve(strict=True)
     kept = [Path(name).resolve() for name in (Path.home(), tempfile.gettempdir(), *_KEPT_FOLDERS)]
@@ -139,7 +138,7 @@ def check_root(root: str | os.PathLike[str]) -> Path:
 
 
 def _lock_folder(folder: str | os.PathLike[str]) -> int:
-    """Hold a directory as in use, as long as the descriptor is open; the kernel ends it with us."""
+    """Lock a directory as in use until the returned descriptor is closed, or the process ends."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -7,7 +7,7 @@ import pytest
 
 from workers.sandbox import workspace
 from workers.sandbox.base import SandboxFailure
-from workers.sandbox.sandbox_user import SandboxUsersFolder
+from workers.sandbox.sandbox_user import FolderOwnership
 from workers.sandbox.workspace import Workspace, check_root, sweep_leftovers
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
@@ -39,7 +39,7 @@ def test_directory_inside_a_home_is_allowed(
 
 
 @as_root
-def test_lending_changes_only_what_is_the_owners_and_taking_back_undoes_it(tmp_path: Path) -> None:
+def test_handing_over_changes_only_the_owners_entries_and_is_undone(tmp_path: Path) -> None:
     root, outside = tmp_path / "root", tmp_path / "outside.txt"
     (root / "sub").mkdir(parents=True)
     outside.write_text("outside")
@@ -51,8 +51,8 @@ def test_lending_changes_only_what_is_the_owners_and_taking_back_undoes_it(tmp_p
     os.link(outside, root / "hard")
     (root / "soft").symlink_to(outside)
 
-    lent = SandboxUsersFolder(root, 1_800_000_000)
-    lent.lend()
+    ownership = FolderOwnership(root, 1_800_000_000)
+    ownership.hand_over()
     owners = {path.name: path.lstat().st_uid for path in root.rglob("*")}
     assert owners == {
         "plain": 1_800_000_000,
@@ -69,7 +69,7 @@ def test_lending_changes_only_what_is_the_owners_and_taking_back_undoes_it(tmp_p
 
     (root / "new").write_text("new")
     os.chown(root / "new", 1_800_000_000, 1_800_000_000)
-    lent.take_back()
+    ownership.take_back()
     assert {path.lstat().st_uid for path in root.rglob("*")} == {0, 12345}
     assert (root / "grouped").stat().st_gid == 54321
     assert (root / "new").stat().st_gid == root.stat().st_gid
@@ -81,13 +81,13 @@ def test_workspace_that_fails_half_way_gives_everything_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("x")
-    lend = SandboxUsersFolder.lend
+    hand_over = FolderOwnership.hand_over
 
-    def lend_and_fail(self: SandboxUsersFolder) -> None:
-        lend(self)
+    def hand_over_and_fail(self: FolderOwnership) -> None:
+        hand_over(self)
         raise OSError("disk error")
 
-    monkeypatch.setattr(SandboxUsersFolder, "lend", lend_and_fail)
+    monkeypatch.setattr(FolderOwnership, "hand_over", hand_over_and_fail)
     with pytest.raises(SandboxFailure, match="disk error"):
         Workspace(tmp_path, 1000)
     assert tmp_path.stat().st_uid == 0
