@@ -37,7 +37,7 @@ __all__ = [
     "tool",
 ]
 
-_HOMES = {
+_MODULES = {
     "AgenticRollout": "workers.agentic_rollout",
     "AgenticRolloutConfig": "workers.agentic_rollout",
     "BaseAgent": "workers.core.base_agent",
@@ -58,9 +58,9 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'workers' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

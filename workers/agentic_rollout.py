@@ -1,8 +1,8 @@
 """`AgenticRollout`: an agent, its tools and a model's client, run over one prompt or many.
 
-The library's front door, standalone or as a rollout worker of a verl trainer. Reads its environment
-variables when an object is made. Must not: import `pipeline`, or turn a failed trajectory into one
-with a reward.
+The main class of the library, standalone or as a rollout worker of a verl trainer. Reads the
+environment variables when an object is made. Must not: import `pipeline`, or give a failed
+trajectory a reward.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 from workers.core.base_agent import BaseAgent
 from workers.core.interaction import create_interactions
 from workers.core.registry import check_agent_options, get_agent_class
-from workers.core.sync_call import call_anyhow
+from workers.core.sync_call import call_sync_or_async
 from workers.core.trajectory import Trajectory
 from workers.core.trajectory_files import write_trajectories
 
@@ -41,7 +41,7 @@ def _saves_by_default() -> bool:
 
 @dataclass
 class AgenticRolloutConfig:
-    """How a rollout is made.
+    """The configuration of a rollout.
 
     Attributes:
         agent_type: Name of a registered agent.
@@ -49,13 +49,13 @@ class AgenticRolloutConfig:
         max_tokens_per_step: Most tokens sampled by one model call.
         temperature: Sampling temperature.
         tools_config: Tool name to its settings, such as `{"calculator": {"precision": 10}}`.
-        interactions_config: Interaction name to what makes it, see `workers.core.interaction`.
+        interactions_config: Interaction name to object or class, see `workers.core.interaction`.
         agent_config: Further options of the agent, such as `{"native_tools": True}`.
-        batch_size: Finished trajectories that are written to disk together; 1 writes each at once.
-        concurrent_requests: Most trajectories, and most model calls, under way at one time.
-        include_trajectory_in_output: Whether `generate_sequences` returns whole trajectories too.
-        save_trajectories: Whether trajectories are written as JSON files; by default what
-            `AGENTIC_SAVE_TRAJECTORIES` says.
+        batch_size: Number of finished trajectories that are written to disk together.
+        concurrent_requests: Most concurrent trajectories, and most concurrent model calls.
+        include_trajectory_in_output: Whether `generate_sequences` returns whole trajectories, too.
+        save_trajectories: Whether trajectories are written as JSON files; the default is the value
+            of `AGENTIC_SAVE_TRAJECTORIES`.
         trajectory_save_path: Directory for them; `./trajectories` when None.
     """
 
@@ -85,14 +85,14 @@ class AgenticRollout:
     Args:
         config: The configuration, or a dict of its fields.
         llm_generate_func: `(messages, max_tokens=, temperature=, **kw)`, sync or async, or an
-            object with such a `generate`. When None, the client of what `OPENAI_*` or `ANTHROPIC_*`
-            in the environment name.
+            object with such a `generate`. With None, the client of the endpoint that `OPENAI_*` or
+            `ANTHROPIC_*` in the environment name.
         tokenizer: For token columns in `generate_sequences`: `encode`, `pad_token_id` and, for a
             chat format, `chat_template` with `apply_chat_template`.
         **kwargs: Fields of the configuration that replace its values.
 
     Raises:
-        ValueError: Unknown agent type, tool or field; the message lists the known ones.
+        ValueError: Unknown agent type, tool or field; the message lists the known names.
     """
 
     def __init__(
@@ -108,9 +108,9 @@ class AgenticRollout:
         self.llm_generate_func = llm_generate_func or client_from_environment()
         self.agent = self._make_agent()
         self._unsaved: list[Trajectory] = []
-        # What a batch was still being collected for is written at the latest when the rollout goes.
+        # An unfinished batch is written when the rollout is garbage collected, at the latest.
         weakref.finalize(self, write_trajectories, self._save_folder(), self._unsaved)
-        self._places: weakref.WeakKeyDictionary[
+        self._semaphores: weakref.WeakKeyDictionary[
             asyncio.AbstractEventLoop, dict[str, asyncio.Semaphore]
         ] = weakref.WeakKeyDictionary()
 
@@ -123,20 +123,11 @@ class AgenticRollout:
     def tools(self, tools: Mapping[str, Any]) -> None:
         self.agent.set_tools(tools)
 
-    @property
-    def interactions(self) -> dict[str, Any]:
-        """The agent's interactions by name; may be set."""
-        return self.agent.interactions
-
-    @interactions.setter
-    def interactions(self, interactions: Mapping[str, Any]) -> None:
-        self.agent.set_interactions(interactions)
-
     async def run_batch(self, prompts: Sequence[Mapping[str, Any] | str]) -> list[Trajectory]:
         """Run all prompts, at most `concurrent_requests` at a time; results keep their order.
 
-        A prompt whose trajectory fails fails alone: its trajectory is what there was, not
-        completed, without a reward, and with `metadata["error"]`.
+        A failed prompt does not affect the others: its trajectory has the steps so far, is not
+        completed, has no reward, and has `metadata["error"]`.
         """
         async with asyncio.TaskGroup() as group:
             tasks = [
@@ -170,15 +161,8 @@ class AgenticRollout:
             with_trajectories=self.config.include_trajectory_in_output,
         )
 
-    def save_trajectories(self, trajectories: Sequence[Trajectory]) -> list[Path]:
-        """Write trajectories as JSON files under `trajectory_save_path`; returns their paths.
-
-        A file is named for the request id; a second one of the same id gets a number.
-        """
-        return write_trajectories(self._save_folder(), list(trajectories))
-
     def flush(self) -> None:
-        """Write the finished trajectories that wait for their batch to be full."""
+        """Write the finished trajectories of an unfinished batch."""
         write_trajectories(self._save_folder(), self._unsaved)
 
     def _save_folder(self) -> Path:
@@ -200,7 +184,7 @@ class AgenticRollout:
         return agent
 
     def _keep(self, trajectory: Trajectory) -> None:
-        """Take a finished trajectory, also one that was run by the agent directly."""
+        """Save a finished trajectory, also one of a direct call of the agent."""
         if self.config.save_trajectories:
             self._unsaved.append(trajectory)
             if len(self._unsaved) >= self.config.batch_size:
@@ -210,7 +194,7 @@ class AgenticRollout:
         given = {"content": prompt} if isinstance(prompt, str) else dict(prompt)
         request_id = str(given.get("request_id") or f"{uuid.uuid4().hex[:12]}-{number}")
         trajectory = Trajectory(request_id)
-        async with self._place("trajectories"):
+        async with self._semaphore("trajectories"):
             try:
                 return await self.agent.run_trajectory(
                     prompt=given,
@@ -218,7 +202,7 @@ class AgenticRollout:
                     request_id=request_id,
                     trajectory=trajectory,
                 )
-            except Exception as error:  # one row fails alone, whatever its agent or client raised
+            except Exception as error:  # a row fails alone, with any exception of agent or client
                 logger.warning("trajectory %s failed: %s", request_id, error)
                 _mark_failed(trajectory, error)
                 self._keep(trajectory)
@@ -231,28 +215,28 @@ class AgenticRollout:
                 "or ANTHROPIC_API_KEY"
             )
         generate = getattr(self.llm_generate_func, "generate", self.llm_generate_func)
-        async with self._place("requests"):
-            return await call_anyhow(generate, messages, **options)
+        async with self._semaphore("requests"):
+            return await call_sync_or_async(generate, messages, **options)
 
-    def _place(self, kind: str) -> asyncio.Semaphore:
+    def _semaphore(self, kind: str) -> asyncio.Semaphore:
         # A semaphore belongs to one event loop; a rollout may be used in several in turn.
-        places = self._places.setdefault(asyncio.get_running_loop(), {})
-        if kind not in places:
-            places[kind] = asyncio.Semaphore(self.config.concurrent_requests)
-        return places[kind]
+        semaphores = self._semaphores.setdefault(asyncio.get_running_loop(), {})
+        if kind not in semaphores:
+            semaphores[kind] = asyncio.Semaphore(self.config.concurrent_requests)
+        return semaphores[kind]
 
 
 def client_from_environment() -> Any:
-    """Return the client of the endpoint that the environment names; None when it names none.
+    """Return the client of the endpoint that the environment names; None without an endpoint.
 
-    `OPENAI_BASE_URL`, `OPENAI_API_KEY` and `OPENAI_MODEL` go before `ANTHROPIC_API_KEY`,
+    `OPENAI_BASE_URL`, `OPENAI_API_KEY` and `OPENAI_MODEL` take precedence over `ANTHROPIC_API_KEY`,
     `ANTHROPIC_BASE_URL` and `ANTHROPIC_MODEL`.
     """
     environ = os.environ
     is_openai = any(environ.get(name) for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"))
     if not is_openai and not environ.get("ANTHROPIC_API_KEY"):
         return None
-    # The client imports an SDK, which costs a second nobody should pay who brings a function.
+    # The client imports an SDK, which takes a second and is not needed with a function as client.
     from workers.llm.providers import make_client
 
     model = environ.get("OPENAI_MODEL") or environ.get("MODEL_ID") if is_openai else None

@@ -1,7 +1,7 @@
 """The `coding` agent: understands, explores, edits, tests and refines in a working directory.
 
-Used by name through the registry. Each trajectory works in a sandbox of its own, unless a working
-directory or tools of one are given. Must not: judge its own work; only the task's tests do.
+Used by name through the registry. Each trajectory has its own sandbox, unless the options name a
+working directory. Must not: reward its work by anything but the task's tests.
 """
 
 from __future__ import annotations
@@ -27,22 +27,21 @@ from workers.sandbox.shared import SHARED, SandboxSettings
 
 CODING_TOOLS = ("bash_executor", "file_editor", "search", "finish")
 CONTAINER_KINDS = ("docker", "k8s")
-_IN_THE_SANDBOX = ("bash_executor", "file_editor", "search")
+_SANDBOXED_TOOLS = ("bash_executor", "file_editor", "search")
 
 
 class CodingAgent(ToolCallingAgent):
     """Works on code with a shell, an editor and a search.
 
-    The prompt may bring `files`, `test_command` and the other fields of `CodingTask`; the options
-    of the same names are what holds for prompts without. With a test command the final reward is
-    the verdict of the tests, 1.0 or 0.0.
+    The prompt may have `files`, `test_command` and the other fields of `CodingTask`; the options of
+    the same names are their defaults. With a test command the final reward is the result of the
+    tests, 1.0 or 0.0.
 
     Args:
         max_steps: As `BaseAgent`; 60 by default.
-        max_files_to_explore: Most different files that are shown; further ones are refused.
+        max_files_to_explore: Most different files that are shown; further files are refused.
         max_implementation_attempts: Most failed test runs after an edit; further edits are refused.
-        working_directory: Directory that all trajectories work in; each gets its own when None.
-        root: The same.
+        working_directory: Directory that all trajectories work in; with None each has its own.
         sandbox: Kind of sandbox, as in `open_sandbox`.
         sandbox_limits: As in `SandboxLimits`.
         sandbox_options: Further arguments of the sandbox, such as an image.
@@ -64,7 +63,6 @@ class CodingAgent(ToolCallingAgent):
         max_files_to_explore: int = 20,
         max_implementation_attempts: int = 3,
         working_directory: str | None = None,
-        root: str | None = None,
         sandbox: Any = None,
         sandbox_limits: Mapping[str, Any] | None = None,
         sandbox_options: Mapping[str, Any] | None = None,
@@ -73,7 +71,7 @@ class CodingAgent(ToolCallingAgent):
     ) -> None:
         self.max_files_to_explore = max_files_to_explore
         self.max_implementation_attempts = max_implementation_attempts
-        self.working_directory = working_directory or root
+        self.working_directory = working_directory
         self.sandbox = sandbox or self.default_sandbox
         self.sandbox_limits = dict(sandbox_limits or {})
         self.sandbox_options = dict(sandbox_options or {})
@@ -104,7 +102,7 @@ class CodingAgent(ToolCallingAgent):
 
     @property
     def has_own_files(self) -> bool:
-        """Whether the working directory is somebody's own; one in a container is not."""
+        """Whether the working directory belongs to the user; one in a container does not."""
         return self.working_directory is not None and self.sandbox not in CONTAINER_KINDS
 
     @asynccontextmanager
@@ -117,7 +115,7 @@ class CodingAgent(ToolCallingAgent):
             "options": self.options_for(prompt),
         }
         settings = SandboxSettings.from_config(config)
-        # Joined, not opened: trajectories in one working directory share its sandbox.
+        # Trajectories in one working directory share its sandbox.
         try:
             yield await SHARED.join(self, request_id, settings)
         finally:
@@ -138,19 +136,19 @@ class CodingAgent(ToolCallingAgent):
     async def conclude(
         self, task: CodingTask, sandbox: Sandbox, base_tree: str | None, trajectory: Trajectory
     ) -> None:
-        """Record the difference made and, where the task has tests, their verdict as the reward."""
+        """Record the diff and, if the task has tests, their result as the reward."""
         progress = read_progress(trajectory, task.test_command)
         trajectory.metadata["phases"] = [str(phase) for phase in progress.phases]
         if base_tree is not None:
-            # Before the tests run: what they leave behind is not the model's work.
+            # Before the tests run, because files that the tests write are not the model's work.
             trajectory.metadata["diff"] = await read_diff(sandbox, base_tree)
         if task.test_command:
-            verdict = await run_tests(task, sandbox, base_tree)
-            trajectory.metadata["tests"] = asdict(verdict)
-            trajectory.final_reward = 1.0 if verdict.passed else 0.0
+            result = await run_tests(task, sandbox, base_tree)
+            trajectory.metadata["tests"] = asdict(result)
+            trajectory.final_reward = 1.0 if result.passed else 0.0
 
     def create_system_prompt(self) -> str:
-        """Return the instructions: how to go about it, and the tools in text mode."""
+        """Return the instructions: the order of work, and the tools in text mode."""
         test_command = self.config.get("test_command")
         tests = f" with: {test_command}" if test_command else ""
         prompt = (
@@ -176,7 +174,7 @@ class CodingAgent(ToolCallingAgent):
     def refusal(
         self, number: int, steps: list[TrajectoryStep], trajectory: Trajectory
     ) -> str | None:
-        """Refuse to show more files, or to edit more often, than is allowed."""
+        """Refuse to show files, or to edit, beyond the limits."""
         call = steps[number]
         args = call.tool_args or {}
         path = explored_path(call.tool_name, args)
@@ -199,16 +197,16 @@ class CodingAgent(ToolCallingAgent):
 
 
 def _in_sandbox(name: str, tool: Any, sandbox: Sandbox) -> Any:
-    """Return a tool of the same settings that works in the sandbox, unless it has its own place."""
-    if name not in _IN_THE_SANDBOX or not isinstance(tool, BaseAgenticTool):
+    """Return a tool of the same settings for this sandbox, unless the settings name another one."""
+    if name not in _SANDBOXED_TOOLS or not isinstance(tool, BaseAgenticTool):
         return tool
     if tool.config.get("root") or not isinstance(tool.config.get("sandbox", ""), str):
         return tool
-    made: Any = type(tool)
-    return made({**tool.config, "sandbox": sandbox})
+    tool_class: Any = type(tool)
+    return tool_class({**tool.config, "sandbox": sandbox})
 
 
 def last_answer(trajectory: Trajectory) -> str:
-    """Return what the model said its work was; empty when it did not say."""
+    """Return the model's last final answer; empty if there is none."""
     answers = [step for step in trajectory.steps if step.step_type is StepType.FINAL_ANSWER]
     return answers[-1].content if answers else ""

@@ -1,7 +1,7 @@
-"""How far a coding trajectory is: its phase, the files it has looked at, its attempts.
+"""The progress of a coding trajectory: its phases, the files it has viewed, its failed attempts.
 
-Read from the trajectory's steps by the coding agents, so that nothing is kept beside them. Must
-not: decide what the agent does next.
+Computed from the trajectory's steps by the coding agents, which keep no state of their own. Must
+not: decide the agent's next action.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _EDITS = ("create", "str_replace", "insert", "undo_edit")
 
 
 class Phase(StrEnum):
-    """What a coding trajectory is at, in its usual order."""
+    """The phases of a coding trajectory, in their usual order."""
 
     UNDERSTANDING = "understanding"
     EXPLORATION = "exploration"
@@ -31,32 +31,30 @@ class Phase(StrEnum):
 
 @dataclass
 class CodingProgress:
-    """Where a trajectory stands; an attempt is a run of the tests after an edit."""
+    """The progress of a trajectory; an attempt is a run of the tests after an edit."""
 
-    phase: Phase = Phase.UNDERSTANDING
     phases: list[Phase] = field(default_factory=lambda: [Phase.UNDERSTANDING])
     explored: set[str] = field(default_factory=set)
     failed_attempts: int = 0
-    has_edited: bool = False  #: since the tests ran last
+    has_edited: bool = False  #: since the last test run
 
     def enter(self, phase: Phase) -> None:
-        """Note the phase of the latest action."""
-        if phase is not self.phase:
-            self.phase = phase
+        """Record the phase of the latest action."""
+        if phase is not self.phases[-1]:
             self.phases.append(phase)
 
 
 def read_progress(trajectory: Trajectory, test_command: str | None = None) -> CodingProgress:
-    """Return how far a trajectory is, from its tool results."""
+    """Compute the progress of a trajectory from its tool results."""
     progress = CodingProgress()
     for step in trajectory.steps:
         if step.step_type is StepType.ACTION_RESULT and step.tool_name:
-            _take(progress, step, step.tool_args or {}, test_command)
+            _record_result(progress, step, step.tool_args or {}, test_command)
     return progress
 
 
 def explored_path(tool_name: str | None, args: dict[str, Any]) -> str | None:
-    """Return the file a call looks at; None where it is no look at one file."""
+    """Return the file that a call views; None for any other call."""
     if tool_name == "file_editor" and args.get("command") == "view":
         return str(args.get("path"))
     return None
@@ -67,16 +65,16 @@ def is_edit(tool_name: str | None, args: dict[str, Any]) -> bool:
     return tool_name == "file_editor" and args.get("command") in _EDITS
 
 
-def _take(
+def _record_result(
     progress: CodingProgress, step: TrajectoryStep, args: dict[str, Any], test_command: str | None
 ) -> None:
-    worked = bool(step.metadata.get("execution_successful"))
+    succeeded = bool(step.metadata.get("execution_successful"))
     if path := explored_path(step.tool_name, args):
-        if worked:
+        if succeeded:
             progress.explored.add(path)
         _explore(progress)
     elif is_edit(step.tool_name, args):
-        if worked:
+        if succeeded:
             progress.has_edited = True
             failed = progress.failed_attempts > 0
             progress.enter(Phase.REFINEMENT if failed else Phase.IMPLEMENTATION)
@@ -84,12 +82,12 @@ def _take(
         _explore(progress)
     elif step.tool_name == "bash_executor" and _is_test(str(args.get("command")), test_command):
         progress.enter(Phase.TESTING)
-        progress.failed_attempts += progress.has_edited and not worked
+        progress.failed_attempts += progress.has_edited and not succeeded
         progress.has_edited = False
 
 
 def _explore(progress: CodingProgress) -> None:
-    if progress.phase is Phase.UNDERSTANDING:
+    if progress.phases[-1] is Phase.UNDERSTANDING:
         progress.enter(Phase.EXPLORATION)
 
 

@@ -17,13 +17,13 @@ from workers.sandbox.base import Sandbox
 
 
 class SWEAgent(CodingAgent):
-    """Solves an issue in a repository; the final answer is the diff that does it.
+    """Solves an issue in a repository; the final answer is the diff.
 
     Args:
         *args: As `CodingAgent`.
-        image: Image of the container or pod; a prompt's own `image` goes first. An image makes the
-            sandbox a Docker container unless `sandbox` says otherwise.
-        repository_path: Where the repository is inside the image.
+        image: Image of the container or pod; the prompt's field `image` overrides it. With an image
+            the sandbox is a Docker container unless `sandbox` names another kind.
+        repository_path: Path of the repository inside the image.
         **kwargs: As `CodingAgent`; `repository` is a local directory to copy in.
     """
 
@@ -48,7 +48,7 @@ class SWEAgent(CodingAgent):
         """Return the arguments of a prompt's sandbox, its image among them.
 
         Raises:
-            ValueError: A container is wanted and no image is named, or an image for no container.
+            ValueError: A container without an image, or an image without a container.
         """
         image = prompt.get("image") or self.image
         if self.sandbox in CONTAINER_KINDS:
@@ -68,9 +68,9 @@ class SWEAgent(CodingAgent):
     async def conclude(
         self, task: CodingTask, sandbox: Sandbox, base_tree: str | None, trajectory: Trajectory
     ) -> None:
-        """Record the verdict of the tests, and the diff as the final answer.
+        """Record the result of the tests, and the diff as the final answer.
 
-        A stop reason other than an answer stays: the diff is what there was by then.
+        The stop reason stays; after a limit the diff is the work so far.
         """
         reason = self.decide_stop(trajectory) or "answered"
         await super().conclude(task, sandbox, base_tree, trajectory)

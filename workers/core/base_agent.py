@@ -16,7 +16,7 @@ from workers.core.conversation import content_chars
 from workers.core.model_response import ModelResponse, as_model_response
 from workers.core.options import Options, options_of, takes_any
 from workers.core.reply_parser import first_step_of, read_reply
-from workers.core.sync_call import call_anyhow
+from workers.core.sync_call import call_sync_or_async
 from workers.core.tool_call import checked_tool, invoke_tool, release_tool, tool_schema
 from workers.core.tool_prompt import tools_text
 from workers.core.tool_registry import create_tools
@@ -217,7 +217,7 @@ class BaseAgent(ABC):
             **self.config.get("generate_kwargs", {}),
             **kwargs,
         }
-        return as_model_response(await call_anyhow(llm_generate_func, messages, **options))
+        return as_model_response(await call_sync_or_async(llm_generate_func, messages, **options))
 
     async def execute_tool_call(
         self,

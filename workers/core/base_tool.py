@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from workers.core.options import Options
-from workers.core.sync_call import call_anyhow
+from workers.core.sync_call import call_sync_or_async
 from workers.core.tool_schemas import (
     OpenAIFunctionToolSchema,
     ToolResult,
@@ -104,7 +104,7 @@ class SimpleAgenticTool(BaseAgenticTool):
         """Check the parameters, run `simple_execute`, and wrap what it returns."""
         if problems := self.parameter_problems(parameters):
             return ToolResult(success=False, error="; ".join(problems))
-        return as_tool_result(await call_anyhow(self.simple_execute, parameters))
+        return as_tool_result(await call_sync_or_async(self.simple_execute, parameters))
 
     @abstractmethod
     def simple_execute(self, parameters: dict[str, Any]) -> Any:

@@ -1,8 +1,8 @@
-"""Read tool calls written as text: `name(a=1, b='x, y')` or JSON arguments. Never executes.
+"""Parse tool calls: text such as `name(a=1, b='x, y')`, and JSON arguments.
 
-Used by the agents' reply parsers and for native calls' JSON arguments. Python syntax is read by
-`ast` and only literals are accepted. Must not: evaluate anything, or raise anything but
-`CallParseError`, whatever the model wrote.
+Used by `reply_parser` and for the arguments of native calls. `ast` reads Python syntax, of which
+only literals are accepted. Must not: evaluate an expression, or raise anything but `CallParseError`
+for any text of a model.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _NAMED_LITERALS = {"true": True, "false": False, "null": None}
 
 
 class CallParseError(ValueError):
-    """A tool call that cannot be read; the message is fit to show to the model."""
+    """A tool call that cannot be parsed; the message is for the model."""
 
 
 class ParsedCall(NamedTuple):
-    """A tool call as written: its name, and where positional ones had no name yet, their values."""
+    """A tool call: its name, its named arguments, and positional values without a name yet."""
 
     name: str
     args: dict[str, Any]
@@ -56,14 +56,15 @@ class ParsedCall(NamedTuple):
 
 
 def parse_call(text: str, parameter_names: Sequence[str] | None = None) -> ParsedCall:
-    """Read one call, the whole text of it.
+    """Parse a text that is one call.
 
     Args:
         text: `name(...)`, with Python literals or one JSON object as arguments.
         parameter_names: The tool's parameters in order, for values without a name.
 
     Raises:
-        CallParseError: It is no such call, or not made of literals, or too long or nested.
+        CallParseError: The text is no such call, has other values than literals, or is too long or
+            too deeply nested.
     """
     text = text.strip()
     end = find_call_end(text)
@@ -79,7 +80,7 @@ def find_call_end(text: str, start: int = 0) -> int:
     Brackets inside quotes do not count.
 
     Raises:
-        CallParseError: There is no name and bracket, or the bracket never closes.
+        CallParseError: The name or the bracket is missing, or the bracket never closes.
     """
     name = _NAME.match(text, start)
     if not name:
@@ -93,16 +94,16 @@ def find_call_end(text: str, start: int = 0) -> int:
 
 
 def parse_json_arguments(text: str) -> dict[str, Any]:
-    """Read the arguments of a native tool call, a JSON object; empty text is no arguments.
+    """Parse the arguments of a native tool call, a JSON object; empty text is no arguments.
 
     Raises:
-        CallParseError: It is not a JSON object, or too long or nested.
+        CallParseError: The text is not a JSON object, or is too long or too deeply nested.
     """
     _check_size(text)
     if not text.strip():
         return {}
     try:
-        # strict=False: models put real newlines into JSON texts.
+        # strict=False, because models write real newlines in JSON strings.
         value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite, strict=False)
     except CallParseError:
         raise
@@ -146,13 +147,13 @@ def _read_python(name: str, body: str) -> ParsedCall:
 
 def _python_tree(body: str) -> ast.expr:
     with warnings.catch_warnings():
-        # A model's '\\d' in a plain string is a SyntaxWarning, none of the reader's business.
+        # A model's '\\d' in a plain string gives a SyntaxWarning that is not ours.
         warnings.simplefilter("ignore")
         return ast.parse(f"_({body}\n)", mode="eval").body
 
 
 def _escape_newlines(body: str) -> str:
-    """Escape real newlines inside quotes, which models write and Python does not read."""
+    """Escape real newlines inside quotes, which models write and Python refuses."""
     parts: list[str] = []
     at = 0
     while at < len(body):
@@ -176,7 +177,7 @@ def _from_tree(name: str, tree: ast.Call) -> ParsedCall:
             raise CallParseError(f"{name} was given {keyword.arg} twice")
         args[keyword.arg] = _literal(keyword.value, name)
     positional = tuple(_literal(node, name) for node in tree.args)
-    # One dict and nothing else is an argument object in Python's spelling.
+    # A single dict is an object of arguments in Python syntax.
     if len(positional) == 1 and not args and isinstance(positional[0], dict):
         if not all(isinstance(key, str) for key in positional[0]):
             raise CallParseError(f"{name}: the names of arguments must be text")

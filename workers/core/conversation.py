@@ -1,6 +1,6 @@
-"""How a prompt becomes the beginning of a conversation.
+"""The first step of a trajectory, made of a prompt, and the text of messages.
 
-Called by agents through `BaseAgent.begin`. Must not: add instructions of an agent.
+Called by agents. Must not: add instructions of an agent.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def message_text(message: Mapping[str, Any]) -> str:
 
 
 def content_chars(messages: Sequence[Mapping[str, Any]]) -> int:
-    """Return how many characters the messages hold."""
+    """Return the number of characters of the messages' texts."""
     return sum(len(message_text(message)) for message in messages)
 
 

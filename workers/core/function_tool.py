@@ -1,8 +1,8 @@
 """Plain typed functions as tools, and schemas for tools that have none.
 
-The schema and the checking of arguments come from the signature, through pydantic. Registering by
-decorator is `tool_registry.tool`; `as_tool` only wraps. Must not: run a sync function in the event
-loop.
+pydantic makes the schema from the signature and checks the arguments. `tool_registry.tool`
+registers a function by decorator; `as_tool` only wraps it. Must not: run a sync function in the
+event loop.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pydantic_core import PydanticUndefined
 from typing_extensions import TypedDict  # pydantic refuses typing's below Python 3.12
 
 from workers.core.base_tool import BaseAgenticTool
-from workers.core.sync_call import call_anyhow
+from workers.core.sync_call import call_sync_or_async
 from workers.core.tool_schemas import (
     OpenAIFunctionToolSchema,
     ToolResult,
@@ -27,11 +27,11 @@ from workers.core.tool_schemas import (
     create_openai_tool_schema,
 )
 
-# A type made at run time, which a static checker cannot follow.
+# Static type checkers do not know types made at run time.
 _make_typed_dict = typing.cast(Any, TypedDict)
 _ARGS_SECTION = re.compile(r"^\s*(?:Args|Arguments|Parameters):\s*$", re.MULTILINE)
 _ARG_LINE = re.compile(r"^\s{2,}\**(\w+)(?:\s*\([^)]{0,200}\))?:\s*(.+)$")
-# Reading a signature through pydantic costs about a millisecond; agents are made often.
+# pydantic takes about a millisecond for a signature, and agents are made often.
 _execute_schemas: weakref.WeakKeyDictionary[type, OpenAIFunctionToolSchema] = (
     weakref.WeakKeyDictionary()
 )
@@ -41,8 +41,8 @@ class FunctionTool(BaseAgenticTool):
     """A typed function as a tool.
 
     Args:
-        function: Sync (runs in a thread) or async. Its docstring is the description, its `Args:`
-            section describes the parameters.
+        function: Sync (runs in a thread) or async. The docstring describes the tool, its `Args:`
+            section the parameters.
         name: Name for the model; the function's own when None.
         description: Text for the model; the docstring's first paragraph when None.
 
@@ -69,7 +69,7 @@ class FunctionTool(BaseAgenticTool):
             arguments: Any = self._arguments.validate_python(parameters)
         except ValidationError as error:
             return ToolResult(success=False, error=_problems_text(error))
-        return as_tool_result(await call_anyhow(self.function, **arguments))
+        return as_tool_result(await call_sync_or_async(self.function, **arguments))
 
 
 def as_tool(
@@ -80,7 +80,7 @@ def as_tool(
 
 
 def schema_of_execute(tool: Any, name: str) -> OpenAIFunctionToolSchema:
-    """Return a schema for a tool that only has `execute(**args)`, read from that signature."""
+    """Return a schema for a tool that only has `execute(**args)`, from its signature."""
     known = _execute_schemas.get(type(tool))
     if known is None or known.function.name != name:
         known = _execute_schemas[type(tool)] = _schema_of_execute(tool, name)
@@ -91,7 +91,7 @@ def arguments_adapter(function: Callable[..., Any]) -> TypeAdapter[Any]:
     """Return the pydantic type of the function's keyword arguments.
 
     Raises:
-        TypeError: A parameter cannot be given by name, or its annotation is no usable type.
+        TypeError: A parameter cannot be given by name, or its annotation is not a usable type.
     """
     label = getattr(function, "__qualname__", repr(function))
     descriptions = _argument_descriptions(inspect.getdoc(function) or "")
@@ -141,7 +141,7 @@ def _schema_of_execute(tool: Any, name: str) -> OpenAIFunctionToolSchema:
     description = inspect.getdoc(type(tool)) if type(tool).__doc__ else None
     try:
         adapter = arguments_adapter(tool.execute)
-    except (TypeError, ValueError):  # no usable signature: whatever the model gives is passed on
+    except (TypeError, ValueError):  # no usable signature: any arguments are passed to the tool
         return create_openai_tool_schema(
             name, description or "", {"type": "object", "additionalProperties": True}
         )

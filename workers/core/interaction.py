@@ -1,9 +1,9 @@
-"""What may answer an agent's final answer, so that the agent goes on: a simulated user, a checker.
+"""Interactions: simulated users or checkers that reply to a final answer, so the agent continues.
 
 An interaction is an object with verl's methods (`generate_response`, optionally
 `start_interaction` and `finalize_interaction`) or a function of the trajectory that returns text or
-None. Called by the agents' loop after each final answer. Its exceptions propagate: an environment
-that fails is no answer of the model's.
+None. The agents call them after each final answer. Must not: catch an exception of an interaction,
+because a failed environment fails the rollout.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
-from workers.core.sync_call import call_anyhow
+from workers.core.sync_call import call_sync_or_async
 from workers.core.trajectory import StepType, Trajectory, TrajectoryStep
 
 
 async def respond_to_answer(interactions: Mapping[str, Any], trajectory: Trajectory) -> bool:
-    """Let the interactions answer the last final answer; says whether one of them did.
+    """Ask the interactions for a reply to the last final answer; return whether one replied.
 
-    The answer then counts as an ordinary reply, and what was said to it as an observation. A score
-    an interaction gives becomes the reward of the answer's step.
+    The answer then becomes a thought, and the reply an observation. The score of an interaction
+    becomes the reward of the answer's step.
     """
     answer = trajectory.steps[-1]
     for name, interaction in interactions.items():
@@ -36,11 +36,11 @@ async def respond_to_answer(interactions: Mapping[str, Any], trajectory: Traject
 
 
 async def end_interactions(interactions: Mapping[str, Any], trajectory: Trajectory) -> None:
-    """Tell the interactions that took part that the trajectory is over."""
+    """Finalize the interactions that the trajectory used."""
     for name in trajectory.metadata.get("interactions", {}):
         finalize = getattr(interactions.get(name), "finalize_interaction", None)
         if finalize:
-            await call_anyhow(finalize, trajectory.request_id)
+            await call_sync_or_async(finalize, trajectory.request_id)
 
 
 def create_interactions(interactions_config: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def create_interactions(interactions_config: Mapping[str, Any] | None) -> dict[s
             "config": {...}}`.
 
     Raises:
-        ValueError: An entry is neither.
+        ValueError: An entry is none of these.
     """
     return {name: _made(name, value) for name, value in (interactions_config or {}).items()}
 
@@ -78,10 +78,10 @@ async def _response_of(
     is_first, turns[name] = name not in turns, turns.get(name, 0) + 1
     generate = getattr(interaction, "generate_response", None)
     if generate is None:
-        given = await call_anyhow(interaction, trajectory)
+        given = await call_sync_or_async(interaction, trajectory)
         return (None if given is None else str(given)), None
     if is_first and (start := getattr(interaction, "start_interaction", None)):
-        await call_anyhow(start, trajectory.request_id)
-    given = await call_anyhow(generate, trajectory.request_id, trajectory.get_messages())
+        await call_sync_or_async(start, trajectory.request_id)
+    given = await call_sync_or_async(generate, trajectory.request_id, trajectory.get_messages())
     is_over, text, score, *_ = (*given, None, None)
     return (None if is_over or not text else str(text)), score

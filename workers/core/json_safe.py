@@ -1,6 +1,7 @@
-"""Turn any Python value into one that JSON can carry, without loss where JSON has the value.
+"""Convert any Python value to JSON types, without loss where JSON has the value.
 
-Used by `Trajectory.to_dict`. Standard library only. Must not: raise, or recurse without bound.
+Used by `Trajectory.to_dict`. Must not: import anything but the standard library, raise, or recurse
+without bound.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ TOO_DEEP = "<nested too deep>"
 def json_safe(value: Any, depth: int = 0) -> Any:
     """Return the value in JSON types.
 
-    Not in JSON, and what becomes of it: NaN and infinities → their names as text; integers of more
-    than 3900 digits → hexadecimal text; tuples and sets →
-    lists; keys → text; bytes → text, undecodable ones escaped; dataclasses, pydantic models and
-    numpy values → their content; anything else → `str`; below depth 100 → a fixed text.
+    Values that JSON does not have become: NaN and infinities their names as text; integers of more
+    than 3900 digits hexadecimal text; tuples and sets lists; keys text; bytes text, with escapes
+    where they cannot be decoded; dataclasses, pydantic models and numpy values their content; all
+    others `str`. Values below depth 100 become a fixed text.
     """
     kind = type(value)
     if kind is str or kind is bool or value is None:

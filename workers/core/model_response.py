@@ -1,7 +1,8 @@
-"""What a model call answered, whatever client made it.
+"""The response of a model call, the same for all clients.
 
-Made by the clients in `workers/llm`; read by agents. A user's own `llm_generate_func` may return
-a string, a dict with "content", or any object with `.text`: `as_model_response` accepts them all.
+Made by the clients in `workers/llm`; read by agents. A user's own `llm_generate_func` may return a
+string, a dict with "content", or an object with `.text`; `as_model_response` converts them. Must
+not: parse the text.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ class NativeToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ModelResponse:
-    """One answer of a model.
+    """One response of a model.
 
-    Token counts are the server's usage, None where it gave none. Token ids and logprobs are those
-    recorded at sampling, never re-created from text; the two completion arrays have equal length.
+    Token counts are the server's usage, else None. Token ids and logprobs are those recorded at
+    sampling, never computed from text; the two completion arrays have equal length.
     """
 
     text: str
@@ -58,10 +59,10 @@ class ModelResponse:
 
 
 def as_model_response(value: Any) -> ModelResponse:
-    """Accept what an `llm_generate_func` may return.
+    """Convert the return value of an `llm_generate_func`.
 
     Raises:
-        TypeError: It is none of str, dict with "content", object with `.text`.
+        TypeError: The value is neither a str, a dict with "content", nor an object with `.text`.
     """
     if isinstance(value, ModelResponse):
         return value

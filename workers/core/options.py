@@ -1,7 +1,7 @@
-"""Options by name: which ones something takes, and whether those that are given fit.
+"""Options of agents, tools and rewards: their names and types, and the check of given values.
 
-Used by the agents, the tool registry and the rewards, before anything runs with the options. Types
-made of JSON's own are checked, any other accepts every value. Must not: convert a value.
+Used by the agents, the tool registry and the rewards before they run. Only types that JSON has are
+checked; other types accept any value. Must not: convert a value.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-#: Name to the type of its value; a mapping as the type stands for options of its own.
+#: Name to the type of its value. A mapping as the type means nested options.
 Options = Mapping[str, Any]
 
 _PLAIN = (Any, NoneType, bool, int, float, str, list, dict)
@@ -23,7 +23,7 @@ _NESTED = (Union, UnionType, list, dict, Mapping, Sequence)
 
 
 class OptionError(ValueError):
-    """An option that nobody takes, or a value that is not of its type."""
+    """An unknown option, or a value of a wrong type."""
 
 
 def options_of(function: Callable[..., Any]) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def options_of(function: Callable[..., Any]) -> dict[str, Any]:
     try:
         hints = get_type_hints(type(function).__call__ if is_object else function)
     except (NameError, TypeError):
-        # An annotation that cannot be resolved says nothing about the value.
+        # With annotations that cannot be resolved, any value is accepted.
         hints = {}
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     parameters = inspect.signature(function).parameters
@@ -53,12 +53,12 @@ def check_options(owner: str, given: Mapping[str, Any], known: Options | None) -
     """Check given options.
 
     Args:
-        owner: Whose they are, as a sentence begins: `Agent 'react'`.
+        owner: The owner as the beginning of a sentence: `Agent 'react'`.
         given: Name to value.
-        known: What the owner takes; None: anything.
+        known: The options of the owner; None accepts any.
 
     Raises:
-        OptionError: One is not known, or of a wrong type; names what was meant.
+        OptionError: An option is unknown or of a wrong type; the message suggests a similar name.
     """
     if known is None:
         return
@@ -80,7 +80,7 @@ def _known_instead(name: str, known: Options) -> str:
 
 
 def _problem(kind: Any, value: Any) -> str:
-    """Return why a value is not of a type; empty where it is, or where nobody can tell."""
+    """Return the reason why a value does not fit; empty if it fits or cannot be checked."""
     if not _is_json(kind) or not isinstance(value, bool | int | float | str | list | dict):
         return ""
     try:

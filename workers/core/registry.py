@@ -1,7 +1,7 @@
 """Agents by name: the built-in ones, registered classes, and decorated async functions.
 
-Used by `AgenticRollout` and the worker, where messages name agents. Built-in agents are imported
-when first asked for, so importing this module is cheap. Must not: need a running event loop.
+Used by `AgenticRollout` and the worker, where messages name agents. Built-in agents are imported at
+their first use, so importing this module is cheap. Must not: need a running event loop.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _lock = threading.RLock()
 def register_agent(name: str) -> Callable[[Decorated], Decorated]:
     """Register the decorated agent class or async function under a name; returns it unchanged.
 
-    A function is `async def solve(prompt: dict, llm, ...) -> str | dict | Trajectory`; what else it
-    may ask for, by name, is in `workers.agents.function_agent`. Options of a class are those of its
-    `__init__`; one with `**kwargs` takes any, unless the class states `options`.
+    A function is `async def solve(prompt: dict, llm, ...) -> str | dict | Trajectory`;
+    `workers.agents.function_agent` lists its further parameters. The options of a class are those
+    of its `__init__`; one with `**kwargs` takes any, unless the class has `options`.
 
     Raises:
         ValueError: The name is taken.
-        TypeError: It is neither a subclass of `BaseAgent` nor such a function.
+        TypeError: The object is neither a subclass of `BaseAgent` nor such a function.
     """
 
     def register(decorated: Decorated) -> Decorated:
@@ -57,7 +57,7 @@ def get_agent_class(name: str) -> type[BaseAgent]:
     """Return the agent class of that name.
 
     Raises:
-        ValueError: No agent has the name; the message lists the known ones.
+        ValueError: No agent has the name; the message lists the known names.
     """
     with _lock:
         if name in _agents:
@@ -69,10 +69,10 @@ def get_agent_class(name: str) -> type[BaseAgent]:
 
 
 def check_agent_options(name: str, given: Mapping[str, Any]) -> None:
-    """Check the options of an agent against what it takes.
+    """Check the given options of an agent.
 
     Raises:
-        OptionError: One is not known, or of a wrong type.
+        OptionError: An option is unknown or of a wrong type.
         ValueError: No agent has the name.
     """
     from workers.core.options import check_options
@@ -87,7 +87,7 @@ def list_agents() -> list[str]:
 
 
 def clear_registry() -> None:
-    """Forget what was registered; the built-in agents stay known."""
+    """Remove all registered agents; the built-in ones stay."""
     with _lock:
         _agents.clear()
 

@@ -33,7 +33,7 @@ _LABEL = re.compile(
 )
 _FENCE = re.compile(r"\s*(?:```\w*|`)?\s*")
 _CHARS_PER_TOKEN = 4
-_KEPT_OF_RESPONSE = (
+_RECORDED_FIELDS = (
     "finish_reason",
     "model",
     "response_id",
@@ -65,7 +65,7 @@ def read_reply(
     for step in steps:
         step.metadata.pop("end", None)
         step.metadata["chat_message"] = None
-    _carry_reply(steps[0], response, message, prompt_chars)
+    _record_reply(steps[0], response, message, prompt_chars)
     return steps
 
 
@@ -85,14 +85,14 @@ def first_step_of(
         message["content"] = message["content"][:end].rstrip()
     if step.step_type is not StepType.FINAL_ANSWER:
         step.content = message["content"] or step.content
-    _carry_reply(step, response, message, prompt_chars=0)
+    _record_reply(step, response, message, prompt_chars=0)
     return step
 
 
 def whole_reply(response: ModelResponse, prompt_chars: int = 0) -> TrajectoryStep:
     """Return the reply's whole text, with its labels, as a final answer."""
     step = TrajectoryStep(StepType.FINAL_ANSWER, response.text)
-    _carry_reply(step, response, response.to_message(), prompt_chars)
+    _record_reply(step, response, response.to_message(), prompt_chars)
     return step
 
 
@@ -112,12 +112,12 @@ def _message_and_steps(
     return {"role": "assistant", "content": kept}, steps
 
 
-def _carry_reply(
+def _record_reply(
     step: TrajectoryStep, response: ModelResponse, message: dict[str, Any], prompt_chars: int
 ) -> None:
     """Record the reply's message, tokens and usage in the step."""
     step.metadata |= {"chat_message": message, "usage": _usage(response, prompt_chars)}
-    for name in _KEPT_OF_RESPONSE:
+    for name in _RECORDED_FIELDS:
         if (value := getattr(response, name)) is not None:
             step.metadata[name] = value
     step.log_probs = response.logprobs

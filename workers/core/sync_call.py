@@ -1,8 +1,8 @@
-"""Run a blocking function beside the event loop, without a pool that it could fill for ever.
+"""Call a sync function from the event loop in a daemon thread of its own.
 
-Called for sync tools and sync LLM functions. One daemon thread per call: a tool that never returns
-costs one thread, where the loop's default pool of a few threads would be used up, and such a thread
-does not keep the process alive at its end.
+Called for sync tools, rewards and model clients. A function that never returns costs one thread; in
+the loop's default pool of a few threads such functions would block all others. Daemon threads do
+not keep the process alive at its end. Must not: block the event loop.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 
 def is_async_callable(func: Any) -> bool:
-    """Say whether calling it gives an awaitable: functions, partials, objects with `__call__`."""
+    """Say whether a call returns an awaitable, also for partials and objects with `__call__`."""
     while isinstance(func, functools.partial):
         func = func.func
     return inspect.iscoroutinefunction(func) or inspect.iscoroutinefunction(
@@ -25,11 +25,11 @@ def is_async_callable(func: Any) -> bool:
     )
 
 
-async def call_anyhow(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call an async function in the loop, a sync one in a thread; await what it returns if need be.
+async def call_sync_or_async(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call an async function in the loop, a sync one in a thread; an awaitable result is awaited.
 
-    Context variables are visible to the function. A cancelled call leaves its thread to finish
-    alone and drops its result.
+    The function sees the caller's context variables. After a cancelled call the thread continues
+    and its result is dropped.
     """
     if is_async_callable(func):
         return await func(*args, **kwargs)
@@ -50,20 +50,19 @@ async def _call_in_thread(call: Callable[[], Any]) -> Any:
         elif isinstance(error, Exception) and not isinstance(error, StopIteration):
             done.set_exception(error)
         else:
-            # sys.exit() in a thread ends that thread, never the process; a future cannot carry
-            # StopIteration.
+            # SystemExit must not end the process, and a future cannot hold StopIteration.
             done.set_exception(RuntimeError(f"the function raised {error!r}"))
 
     def run() -> None:
         result, error = None, None
         try:
             result = context.run(call)
-        except BaseException as raised:  # none may be lost: the waiting coroutine gets it
+        except BaseException as raised:  # any exception goes to the waiting coroutine
             error = raised
         try:
             loop.call_soon_threadsafe(deliver, result, error)
         except RuntimeError:
-            pass  # the loop has closed: nobody waits for this call any more
+            pass  # the loop has closed, so no coroutine waits for this call
 
     threading.Thread(target=run, name="sync-call", daemon=True).start()
     return await done

@@ -1,9 +1,9 @@
-"""Run one call of anything that can be a tool, and turn every failure into a `ToolResult`.
+"""Run one call of a tool of any kind, and convert every failure to a `ToolResult`.
 
-A tool has `execute_tool(instance_id, parameters)` (ours), `execute(instance_id, parameters)` beside
-`create` and `release` (verl's), or `execute(**args)`; sync ones run in a thread. Called by agents
-and the tool registry. Must not: let a tool's exception through, but for two: cancellation, and a
-sandbox that fails, which is an infrastructure failure and no result of the tool.
+A tool has `execute_tool(instance_id, parameters)` (ours), `execute(instance_id, parameters)` with
+`create` and `release` (verl's), or `execute(**args)`; sync methods run in a thread. Called by
+agents. Must not: raise a tool's exception, except cancellation and `SandboxFailure`, which is a
+failure of the infrastructure.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from workers.core.function_tool import as_tool, schema_of_execute
-from workers.core.sync_call import call_anyhow
+from workers.core.sync_call import call_sync_or_async
 from workers.core.tool_schemas import OpenAIFunctionToolSchema, ToolResult, as_tool_result
 from workers.sandbox.base import SandboxFailure
 
@@ -32,10 +32,10 @@ async def invoke_tool(
 ) -> ToolResult:
     """Run a tool once for one trajectory; its exception or time-out is a result with the error.
 
-    A sync tool that runs out of time is left behind in its thread: nothing can stop it.
+    After a time-out a sync tool continues in its thread, because a thread cannot be stopped.
 
     Raises:
-        SandboxFailure: The sandbox the tool works in would not start or died.
+        SandboxFailure: The tool's sandbox would not start or died.
     """
     try:
         async with asyncio.timeout(timeout_s):
@@ -46,7 +46,7 @@ async def invoke_tool(
         text = str(error) or "the tool did not finish in time"
         text += f" (limit {timeout_s:g} s)" if timeout_s else ""
         return ToolResult(success=False, error=text, metrics={"timed_out": True})
-    except Exception as error:  # a tool is foreign code: any failure is told to the model
+    except Exception as error:  # a tool is foreign code: the model gets any failure as a result
         logger.debug("tool %s raised", type(tool).__name__, exc_info=True)
         text = str(error)
         kind = type(error).__name__
@@ -54,23 +54,23 @@ async def invoke_tool(
 
 
 async def release_tool(tool: Any, instance_id: str) -> None:
-    """End a tool's state for one trajectory, if it keeps any; its exception is logged."""
+    """Release a tool's state for one trajectory; its exception is logged."""
     release = getattr(tool, "release_instance", None)
-    if release is None and is_verl_tool(tool):
+    if release is None and _is_verl_tool(tool):
         release = tool.release
     if release is None:
         return
     try:
-        await call_anyhow(release, instance_id)
-    except Exception:  # the trajectory is over: a failing clean-up must not undo it
+        await call_sync_or_async(release, instance_id)
+    except Exception:  # a failed release must not fail the finished trajectory
         logger.warning("tool %s could not release its state", type(tool).__name__, exc_info=True)
 
 
 def checked_tool(name: str, tool: Any) -> Any:
-    """Return what can be called as a tool: the object itself, or a plain function wrapped.
+    """Return the tool itself, or a plain function wrapped as a tool.
 
     Raises:
-        TypeError: It is none of the things a tool can be.
+        TypeError: The object cannot be a tool.
     """
     is_class = isinstance(tool, type)
     if not is_class and (hasattr(tool, "execute_tool") or hasattr(tool, "execute")):
@@ -84,7 +84,7 @@ def checked_tool(name: str, tool: Any) -> Any:
 
 
 def tool_schema(name: str, tool: Any) -> OpenAIFunctionToolSchema:
-    """Return the schema the model is shown, under the name the agent knows the tool by."""
+    """Return the tool's schema for the model, with the agent's name for the tool."""
     if get_schema := getattr(tool, "get_openai_tool_schema", None):
         schema = get_schema()
         if not isinstance(schema, OpenAIFunctionToolSchema):
@@ -99,8 +99,8 @@ def tool_schema(name: str, tool: Any) -> OpenAIFunctionToolSchema:
     return schema
 
 
-def is_verl_tool(tool: Any) -> bool:
-    """Say whether it has the methods of a verl tool and not ours."""
+def _is_verl_tool(tool: Any) -> bool:
+    """Say whether a tool has the methods of a verl tool and not ours."""
     return not hasattr(tool, "execute_tool") and all(
         callable(getattr(tool, method, None)) for method in ("create", "execute", "release")
     )
@@ -110,17 +110,19 @@ async def _execute(
     tool: Any, instance_id: str, parameters: dict[str, Any], kwargs: Mapping[str, Any]
 ) -> ToolResult:
     if execute_tool := getattr(tool, "execute_tool", None):
-        return as_tool_result(await call_anyhow(execute_tool, instance_id, parameters, **kwargs))
-    if is_verl_tool(tool):
+        return as_tool_result(
+            await call_sync_or_async(execute_tool, instance_id, parameters, **kwargs)
+        )
+    if _is_verl_tool(tool):
         return await _execute_verl(tool, instance_id, parameters)
     _check_arguments(tool.execute, parameters)
-    return as_tool_result(await call_anyhow(tool.execute, **parameters))
+    return as_tool_result(await call_sync_or_async(tool.execute, **parameters))
 
 
 async def _execute_verl(tool: Any, instance_id: str, parameters: dict[str, Any]) -> ToolResult:
-    """Run a verl tool: create is repeatable, execute gives (response, reward, metrics)."""
-    await call_anyhow(tool.create, instance_id)
-    given = await call_anyhow(tool.execute, instance_id, parameters)
+    """Run a verl tool: `create` may be repeated, `execute` returns (response, reward, metrics)."""
+    await call_sync_or_async(tool.create, instance_id)
+    given = await call_sync_or_async(tool.execute, instance_id, parameters)
     parts: Sequence[Any] = given if isinstance(given, tuple) else (given,)
     response, reward, metrics = (*parts, None, None)[:3]
     text = getattr(response, "text", response)

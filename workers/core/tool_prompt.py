@@ -1,4 +1,4 @@
-"""How tools are described to a model in a system prompt, for the text protocols.
+"""The description of tools in a system prompt, for models without native tool calls.
 
 Used by `create_system_prompt` of the agents. Must not: know a particular tool.
 """
@@ -12,7 +12,7 @@ from workers.core.tool_schemas import OpenAIFunctionToolSchema
 
 
 def tools_text(schemas: Iterable[OpenAIFunctionToolSchema]) -> str:
-    """Return one entry per tool: its call, what it does, and what its parameters mean."""
+    """Return one entry per tool: its call, its purpose, and the meaning of its parameters."""
     return "\n".join(_tool_text(schema) for schema in schemas)
 
 

@@ -1,11 +1,11 @@
-"""The record of one attempt: its steps, and the conversation and figures derived from them.
+"""The record of one attempt: its steps, and the conversation and figures computed from them.
 
-Made by agents, read by rewards, exporters and the pipeline. Standard library only, so that it can
-be imported anywhere in a moment. Must not: call a model, run a tool, or know how a reply is parsed.
+Made by agents; read by rewards, exporters and the pipeline. Must not: import anything but the
+standard library, so that the import stays cheap; call a model, run a tool or parse a reply.
 
-The conversation: a step whose metadata has "chat_message" stands for exactly that message; when it
-is None the step is part of a message an earlier step stands for. "chat_messages" stands for
-several. Any other step makes its own.
+The conversation: the metadata "chat_message" of a step is its message; None means that the message
+of an earlier step contains the step. "chat_messages" are several messages. A step without either
+becomes a message by its kind and content.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from workers.core.json_safe import json_safe
 
 
 class StepType(Enum):
-    """What a step is."""
+    """The kind of a step."""
 
     OBSERVATION = "observation"
     THOUGHT = "thought"
@@ -27,7 +27,7 @@ class StepType(Enum):
     FINAL_ANSWER = "final_answer"
 
 
-_TOLD_TO_THE_MODEL = (StepType.OBSERVATION, StepType.ACTION_RESULT)
+_MODEL_INPUT = (StepType.OBSERVATION, StepType.ACTION_RESULT)
 
 
 @dataclass
@@ -49,8 +49,8 @@ class TrajectoryStep:
     attention_mask: list[int] | None = None
 
     def to_message(self) -> dict[str, str]:
-        """Return the step as a message: what the model was told is user, the rest assistant."""
-        role = "user" if self.step_type in _TOLD_TO_THE_MODEL else "assistant"
+        """Return the step as a message: input of the model is of role user, output of assistant."""
+        role = "user" if self.step_type in _MODEL_INPUT else "assistant"
         return {"role": role, "content": self.content}
 
     def to_dict(self) -> dict[str, Any]:
@@ -77,11 +77,11 @@ class TrajectoryStep:
 
 @dataclass
 class Trajectory:
-    """The steps of one attempt and what became of it.
+    """The steps of one attempt and its result.
 
-    `metadata["stop_reason"]` says why a good trajectory ended. `total_tokens` counts prompt and
-    sampled tokens of all model calls; `metadata["tokens_estimated"]` is True where the server gave
-    no usage. `final_reward` None is "not scored".
+    `metadata["stop_reason"]` is the reason why a good trajectory ended. `total_tokens` counts the
+    prompt and sampled tokens of all model calls; `metadata["tokens_estimated"]` is True if the
+    server gave no usage. `final_reward` None is "not scored".
     """
 
     request_id: str
@@ -92,7 +92,7 @@ class Trajectory:
     total_tokens: int = 0
 
     def add_step(self, step: TrajectoryStep) -> None:
-        """Append a step and count the tokens its model call used, if it carries them."""
+        """Append a step and count the tokens of its model call, if it has any."""
         self.steps.append(step)
         usage = step.metadata.get("usage")
         if usage:
@@ -114,14 +114,14 @@ class Trajectory:
         return messages
 
     def get_final_response(self) -> str:
-        """Return the last final answer, else the last thing the model said, else an empty text."""
-        last_said = ""
+        """Return the last final answer, else the model's last output, else an empty text."""
+        last_output = ""
         for step in reversed(self.steps):
             if step.step_type is StepType.FINAL_ANSWER:
                 return step.content
-            if not last_said and step.step_type not in _TOLD_TO_THE_MODEL:
-                last_said = step.content
-        return last_said
+            if not last_output and step.step_type not in _MODEL_INPUT:
+                last_output = step.content
+        return last_output
 
     def get_tool_calls(self) -> list[TrajectoryStep]:
         """Return the action steps."""

@@ -1,6 +1,7 @@
 """Trajectories as JSON files in a folder.
 
-Used by `AgenticRollout` for `save_trajectories`. Must not: replace a file, or show half of one.
+Used by `AgenticRollout` for `save_trajectories`. Must not: replace a file, or leave an incomplete
+one.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from workers.core.trajectory import Trajectory
 
 
 def write_trajectories(folder: Path, trajectories: list[Trajectory]) -> list[Path]:
-    """Write trajectories and empty the list, each when it is written; returns the paths.
+    """Write trajectories, each removed from the list when it is written; return the paths.
 
-    A file is named for the request id; a second one of the same id gets a number.
+    The request id names the file; a second file of the same id gets a number.
     """
     if trajectories:
         folder.mkdir(parents=True, exist_ok=True)
@@ -31,7 +32,8 @@ def write_trajectories(folder: Path, trajectories: list[Trajectory]) -> list[Pat
 def _write(folder: Path, trajectory: Trajectory) -> Path:
     name = re.sub(r"[^\w.\-]+", "_", trajectory.request_id).strip(".")[:100] or "trajectory"
     text = json.dumps(trajectory.to_dict(), indent=2)
-    # Beside, then linked under a free name: a reader never sees half a file, nothing is replaced.
+    # Write a partial file and link it under a free name: readers never see an incomplete file, and
+    # no file is replaced.
     partial = folder / f".{uuid.uuid4().hex}.part"
     partial.write_text(text, encoding="utf-8")
     try:

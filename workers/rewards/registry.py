@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from pipeline.contract.errors import ContractError, RewardError, SandboxError, boundary
-from workers.core.sync_call import call_anyhow
+from workers.core.sync_call import call_sync_or_async
 from workers.rewards.reward_function import RewardFunction, RunsIn, inspect_reward
 from workers.rewards.reward_processes import call_in_process
 from workers.rewards.reward_result import RewardResult, read_result
@@ -157,6 +157,6 @@ async def _call_there(reward: RewardFunction, arguments: dict[str, Any]) -> Any:
     if reward.runs_in is RunsIn.PROCESS:
         return await call_in_process(reward.function, arguments)
     if reward.runs_in is RunsIn.THREAD:
-        return await call_anyhow(reward.function, **arguments)
+        return await call_sync_or_async(reward.function, **arguments)
     value = reward.function(**arguments)
     return await value if isawaitable(value) else value

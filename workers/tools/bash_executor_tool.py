@@ -1,7 +1,7 @@
 """The `bash_executor` tool: a shell command in a sandbox.
 
-Used by name through the tool registry. All tools of one trajectory share its sandbox, so files
-written here are seen by the file editor. Must not: run anything outside the sandbox.
+Used by name through the tool registry. All tools of one trajectory share its sandbox, so the file
+editor sees the files that commands write. Must not: run anything outside the sandbox.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class BashExecutorTool(BaseAgenticTool):
 
     Args:
         config: `timeout` (default seconds of a command, 30), `max_output_chars` (16,000), `env`
-            (variables the commands see; there are no others of the worker's), and how the sandbox
-            is made: `sandbox` (a kind, or one already open), `root`, `limits`, `options`.
+            (the commands' variables; they see none of the worker's), and the settings of the
+            sandbox: `sandbox` (a kind, or an open sandbox), `root`, `limits`, `options`.
     """
 
     options: ClassVar[Options] = {
@@ -59,10 +59,10 @@ class BashExecutorTool(BaseAgenticTool):
     async def execute_tool(
         self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
     ) -> ToolResult:
-        """Run one command; an exit code other than 0 is no success, and its output is told.
+        """Run one command; with an exit code other than 0 the result is a failure with the output.
 
         Raises:
-            SandboxFailure: The sandbox would not start or died: no result of the command.
+            SandboxFailure: The sandbox would not start or died.
         """
         if problems := self.parameter_problems(parameters):
             return ToolResult(success=False, error="; ".join(problems))
@@ -78,7 +78,7 @@ class BashExecutorTool(BaseAgenticTool):
         return self._as_tool_result(result)
 
     async def release_instance(self, instance_id: str, **kwargs: Any) -> None:
-        """End the trajectory's sandbox, unless another tool still uses it."""
+        """Close the trajectory's sandbox if no other tool uses it."""
         await super().release_instance(instance_id)
         await SHARED.leave(self, instance_id, self._settings)
 

@@ -1,7 +1,7 @@
 """The `calculator` tool: arithmetic and functions of numbers, in microseconds, in the event loop.
 
-Used by name through the tool registry. `simpleeval` walks the expression; every operation that can
-grow is bounded here before it is done. Must not: know text, attributes or names of Python.
+Used by name through the tool registry. `simpleeval` evaluates the expression; operations with large
+results are refused here before they are computed. Must not: evaluate text, attributes or names.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ Number = int | float
 
 
 class CalculationError(ValueError):
-    """A calculation that cannot or will not be done; the message is for the model."""
+    """A calculation that is impossible or refused; the message is for the model."""
 
 
 def _bounded(value: Any) -> Any:
-    """Return a result that may be used further."""
+    """Return a real number of bounded size."""
     if isinstance(value, complex):
         raise CalculationError("the result is not a real number")
     if isinstance(value, int) and value.bit_length() > MAX_RESULT_BITS:
@@ -93,7 +93,7 @@ def _whole(value: Number) -> int:
 
 
 def _over_list(function: Callable[[Sequence[Number]], Number]) -> Callable[..., Number]:
-    """Let a function of a list also take its numbers one by one."""
+    """Return the function of a list as one that also takes several numbers."""
 
     def call(*numbers: Any) -> Number:
         values = numbers[0] if len(numbers) == 1 and isinstance(numbers[0], list) else numbers
@@ -204,8 +204,8 @@ class CalculatorTool(BaseAgenticTool):
     """Calculates an expression or a named operation.
 
     Args:
-        config: `precision` (10): digits after the point that a result keeps; below 1, its
-            significant digits.
+        config: `precision` (10): digits of a result after the decimal point; for results below 1
+            the significant digits.
 
     Raises:
         ValueError: `precision` is no whole number from 0 to 15.
@@ -224,7 +224,7 @@ class CalculatorTool(BaseAgenticTool):
     async def execute_tool(
         self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
     ) -> ToolResult:
-        """Calculate; whatever cannot be calculated is a result that says why."""
+        """Calculate; the result of an impossible calculation is a failure with the reason."""
         if problems := self.parameter_problems(parameters):
             return ToolResult(success=False, error="; ".join(problems))
         try:
@@ -236,7 +236,7 @@ class CalculatorTool(BaseAgenticTool):
         """Return the result of the parameters, rounded to the precision.
 
         Raises:
-            CalculationError: It cannot be calculated, or is too large.
+            CalculationError: The calculation is impossible, or the result too large.
         """
         try:
             if expression := parameters.get("expression"):

@@ -1,8 +1,8 @@
-"""The `file_editor` tool: look at files and change them, confined to one directory.
+"""The `file_editor` tool: view and edit files below one directory.
 
-Used by name through the tool registry. With a configured `root` it edits there; otherwise it works
-on the files of the trajectory's sandbox, which the other tools share. Must not: touch a file
-outside its root, whatever a path or a link says (`confined_folder.py` sees to it).
+Used by name through the tool registry. The directory is the configured `root`, else that of the
+trajectory's sandbox, which all its tools share. Must not: follow a path or a link out of the
+directory (`workers/sandbox/confined_folder.py` prevents it).
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class FileEditorTool(BaseAgenticTool):
     async def execute_tool(
         self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
     ) -> ToolResult:
-        """View or change one file; what cannot be done is told, and changes nothing.
+        """View or change one file; a failed command changes nothing.
 
         Raises:
             SandboxFailure: The sandbox would not start or died.
@@ -89,7 +89,7 @@ class FileEditorTool(BaseAgenticTool):
             return ToolResult(success=False, error="; ".join(problems))
         state = self.instance_state(instance_id)
         path = parameters["path"]
-        # One edit at a time: each reads the file that the one before has written.
+        # One edit at a time, because each edit reads the file that the previous one wrote.
         async with state.setdefault("turn", asyncio.Lock()):
             try:
                 files = await SHARED.files(self, instance_id, self._settings)
@@ -101,7 +101,7 @@ class FileEditorTool(BaseAgenticTool):
         return ToolResult(success=True, result=text)
 
     async def release_instance(self, instance_id: str, **kwargs: Any) -> None:
-        """Forget the edits of a trajectory and end its sandbox, unless another tool uses it."""
+        """Drop the undo history and close the trajectory's sandbox if no other tool uses it."""
         await super().release_instance(instance_id)
         await SHARED.leave(self, instance_id, self._settings)
 
@@ -177,5 +177,5 @@ async def _read_or_none(files: Files, path: str) -> bytes | None:
 def _decode(data: bytes) -> str:
     if b"\0" in data[:8192]:
         raise EditError("this is a binary file")
-    # Bytes that are no UTF-8 survive an edit elsewhere in the file.
+    # surrogateescape keeps bytes that are not UTF-8 through an edit elsewhere in the file.
     return data.decode("utf-8", "surrogateescape")

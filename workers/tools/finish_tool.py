@@ -1,4 +1,4 @@
-"""The `finish` tool: the model hands over its answer and ends the trajectory.
+"""The `finish` tool: the model gives its answer and ends the trajectory.
 
 Used by name through the tool registry. Must not: judge the answer.
 """
@@ -27,7 +27,7 @@ _SCHEMA = create_openai_tool_schema(
 
 
 class FinishTool(BaseAgenticTool):
-    """Ends the trajectory: with an answer as answered, without one as stopped by a tool."""
+    """Ends the trajectory; its stop reason is `answered`, without an answer `tool_stopped`."""
 
     options: ClassVar[Options] = {}
 
@@ -37,7 +37,7 @@ class FinishTool(BaseAgenticTool):
     async def execute_tool(
         self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
     ) -> ToolResult:
-        """Take the answer; `metrics["final_answer"]` is what agents record as such."""
+        """Return the answer as `metrics["final_answer"]`, which agents record as final answer."""
         answer = parameters.get("answer")
         if answer is not None and not isinstance(answer, str):
             parameters = {**parameters, "answer": str(answer)}

@@ -1,8 +1,8 @@
 """The tools of an MCP server as tools of an agent.
 
 `async with mcp_tools(command="server") as tools: agent.set_tools(tools)`. Needs the package `mcp`
-(extra `mcp`). Must not: hand this process's environment to the server; it gets the few variables
-MCP clients give by default and what `env` adds.
+(extra `mcp`). Must not: pass this process's environment to the server, which gets only the default
+variables of MCP clients and those of `env`.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ MAX_TOOL_PAGES = 100
 
 
 class MCPTool(BaseAgenticTool):
-    """One tool of an MCP server; usable as long as its connection is open.
+    """One tool of an MCP server, usable while its connection is open.
 
     Args:
         client: The open connection.
-        tool: What the server says of the tool.
+        tool: The server's description of the tool.
         name: Name for the model.
         call_timeout_s: Longest wait for the server's answer.
     """
@@ -45,7 +45,7 @@ class MCPTool(BaseAgenticTool):
     async def execute_tool(
         self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
     ) -> ToolResult:
-        """Have the server run the tool; an error it reports is a result with success=False."""
+        """Call the tool on the server; an error of the server is a result with success=False."""
         given = await self._client.call_tool(
             self._server_name, parameters, read_timeout_seconds=self._call_timeout_s
         )
@@ -74,13 +74,12 @@ async def mcp_tools(
     """Open an MCP server's tools: tool name to tool.
 
     Args:
-        command: Executable of a server that speaks over stdin and stdout; started here and stopped
-            at the end.
+        command: Executable of a server on stdin and stdout; it runs inside the context.
         args: Its arguments.
-        url: Instead of a command: address of a server that is running (streamable HTTP).
-        env: Variables for the command beyond the default few.
+        url: Instead of a command, the address of a running server (streamable HTTP).
+        env: Variables for the command beside the default ones.
         cwd: The command's working directory.
-        name_prefix: Put before each tool's name, where servers have tools of equal names.
+        name_prefix: Prefix of each tool's name, for servers with tools of equal names.
         call_timeout_s: Longest wait for the answer of one call.
 
     Raises:
@@ -122,7 +121,7 @@ async def _all_tools(client: Client) -> list[Tool]:
 
 
 def _text_of(given: CallToolResult) -> str:
-    """Return the text parts; of other parts only what they are."""
+    """Return the text parts, and for other parts their kind."""
     parts = []
     for part in given.content:
         text = getattr(part, "text", None)

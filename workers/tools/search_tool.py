@@ -1,7 +1,7 @@
 """The `search` tool: find text in files, files, or directories below one directory.
 
-Used by name through the tool registry; it sees the files that the other tools of its trajectory
-do. The searching is `text_search.py`. Must not: run longer than its time, whatever the pattern.
+Used by name through the tool registry; it searches the same files as the other tools of its
+trajectory, with `text_search.py`. Must not: run longer than its time limit, whatever the pattern.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Any, ClassVar
 
 from workers.core.base_tool import BaseAgenticTool
 from workers.core.options import Options
-from workers.core.sync_call import call_anyhow
+from workers.core.sync_call import call_sync_or_async
 from workers.core.tool_schemas import ToolResult, create_openai_tool_schema
 from workers.sandbox.confined_folder import ConfinedFolder
 from workers.sandbox.shared import SANDBOX_OPTIONS, SHARED, SandboxSettings
-from workers.tools.text_search import Found, Query, SearchError, search_names, search_text
+from workers.tools.text_search import Query, SearchError, SearchResult, search_names, search_text
 
 DEFAULT_RESULTS = 50
 MOST_RESULTS = 1000
@@ -68,7 +68,7 @@ class SearchTool(BaseAgenticTool):
     async def execute_tool(
         self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
     ) -> ToolResult:
-        """Search; nothing found is a success that says so.
+        """Search; a search without a match is a success.
 
         Raises:
             SandboxFailure: The sandbox would not start or died.
@@ -83,10 +83,10 @@ class SearchTool(BaseAgenticTool):
         query = self._query(parameters)
         try:
             if command == "search_text":
-                found = await call_anyhow(search_text, folder, query, self._timeout_s)
+                found = await call_sync_or_async(search_text, folder, query, self._timeout_s)
             else:
                 folders = command == "search_dir"
-                found = await call_anyhow(
+                found = await call_sync_or_async(
                     search_names, folder, query, self._timeout_s, folders=folders
                 )
         except SearchError as error:
@@ -96,7 +96,7 @@ class SearchTool(BaseAgenticTool):
         return _as_tool_result(found)
 
     async def release_instance(self, instance_id: str, **kwargs: Any) -> None:
-        """End the trajectory's sandbox, unless another tool still uses it."""
+        """Close the trajectory's sandbox if no other tool uses it."""
         await super().release_instance(instance_id)
         await SHARED.leave(self, instance_id, self._settings)
 
@@ -123,7 +123,7 @@ class SearchTool(BaseAgenticTool):
         )
 
 
-def _as_tool_result(found: Found) -> ToolResult:
+def _as_tool_result(found: SearchResult) -> ToolResult:
     lines = found.lines or ["nothing found"]
     if found.notice:
         lines = [*lines, f"[{found.notice}]"]

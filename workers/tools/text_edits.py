@@ -1,7 +1,7 @@
 """Edits of a text as values: replace, insert, select and number lines.
 
-Used by the file editor. Pure: no files, no tool results. Time and memory stay proportional to the
-text, whatever the model asks for.
+Used by the file editor. Pure functions without files or tool results. Time and memory are
+proportional to the text for any parameters.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ _LISTED_PLACES = 10
 
 
 class EditError(ValueError):
-    """An edit that cannot be made; the message is for the model."""
+    """An impossible edit; the message is for the model."""
 
 
 def replace_once(text: str, old: str, new: str) -> tuple[str, int]:
-    """Return the text with its one occurrence of `old` replaced, and where that was.
+    """Return the text with its one occurrence of `old` replaced, and its position.
 
     Raises:
-        EditError: `old` is empty, not there, there several times, or the same as `new`.
+        EditError: `old` is empty, missing, ambiguous, or the same as `new`.
     """
     if not old:
         raise EditError("old_str is empty; use insert or create")
@@ -31,7 +31,7 @@ def replace_once(text: str, old: str, new: str) -> tuple[str, int]:
     at = text.find(old)
     if at < 0:
         raise EditError(f"old_str was not found{_near_miss(text, old)}")
-    # From one character on: overlapping occurrences are ambiguous too.
+    # Search from the next character, because overlapping occurrences are ambiguous, too.
     if text.find(old, at + 1) >= 0:
         lines = _lines_of_all(text, old)
         raise EditError(
@@ -42,7 +42,7 @@ def replace_once(text: str, old: str, new: str) -> tuple[str, int]:
 
 
 def insert_lines(text: str, line: int, new: str) -> tuple[str, int]:
-    """Return the text with `new` as lines of its own after line `line`, and where that is.
+    """Return the text with `new` as separate lines after line `line`, and their position.
 
     Raises:
         EditError: There is no such line.
@@ -60,10 +60,10 @@ def insert_lines(text: str, line: int, new: str) -> tuple[str, int]:
 
 
 def select_lines(text: str, view_range: Sequence[int] | None) -> tuple[int, list[str]]:
-    """Return the number of the first line and the lines asked for.
+    """Return the number of the first line, and the lines of the range.
 
     Raises:
-        EditError: The range is none, or begins beyond the end.
+        EditError: The range is invalid, or begins beyond the end.
     """
     lines = text.splitlines()
     if view_range is None:
@@ -78,7 +78,7 @@ def select_lines(text: str, view_range: Sequence[int] | None) -> tuple[int, list
 
 
 def numbered(lines: Sequence[str], first: int) -> str:
-    """Return lines with their numbers before them."""
+    """Return the lines with their numbers."""
     return "\n".join(f"{number:6d}\t{line}" for number, line in enumerate(lines, first))
 
 
@@ -101,7 +101,7 @@ def _lines_of_all(text: str, old: str) -> str:
 
 
 def _near_miss(text: str, old: str) -> str:
-    """Say where a line differs only by white space from the first one looked for."""
+    """Return a hint at a line that differs from the first wanted one only by white space."""
     wanted = next((line.strip() for line in old.splitlines() if line.strip()), "")
     if not wanted:
         return ""

@@ -1,8 +1,7 @@
 """Searching files below a directory: text in them, or their names; bounded in time and memory.
 
-Used by the search tool, in a thread of its own. Patterns run on the `regex` engine, which can be
-given a time: no pattern, however written, searches longer than that. Must not follow a link or
-read anything that is no regular file.
+Used by the search tool, in a thread. Patterns run on the `regex` engine, because its time limit
+holds for any pattern. Must not: follow a link, or read anything but regular files.
 """
 
 from __future__ import annotations
@@ -23,17 +22,17 @@ MAX_PATTERN_CHARS = 1000
 MAX_FILE_BYTES = 4 * 1024**2
 MAX_VISITED = 200_000
 MAX_LINE_CHARS = 400
-#: Not source: searching them would bury what is looked for.
+#: Not source; their matches would hide the others.
 SKIPPED_FOLDERS = frozenset({".git", ".hg", ".svn", "__pycache__", "node_modules", ".venv"})
 
 
 class SearchError(ValueError):
-    """A search that cannot be made; the message is for the model."""
+    """An impossible search; the message is for the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What to look for; the names are those of the search tool's parameters."""
+    """The parameters of a search, with the names of the search tool's parameters."""
 
     pattern: str
     path: str = "."
@@ -46,8 +45,8 @@ class Query:
 
 
 @dataclass(slots=True)
-class Found:
-    """What was found, and why there may be more."""
+class SearchResult:
+    """The lines found; `notice` is the reason why the search ended early."""
 
     lines: list[str]
     matches: int = 0
@@ -55,7 +54,7 @@ class Found:
 
 
 class _TimeUp(Exception):
-    """The search has used its time."""
+    """The time of the search is over."""
 
 
 class _Deadline:
@@ -66,7 +65,7 @@ class _Deadline:
         """Return the seconds left.
 
         Raises:
-            _TimeUp: There are none.
+            _TimeUp: No time is left.
         """
         left = self._end - time.monotonic()
         if left <= 0:
@@ -74,10 +73,10 @@ class _Deadline:
         return left
 
 
-def search_text(folder: ConfinedFolder, query: Query, budget_s: float) -> Found:
+def search_text(folder: ConfinedFolder, query: Query, budget_s: float) -> SearchResult:
     """Return the lines that match, each as `path:line: text`."""
     pattern = _compile(query)
-    found, deadline = Found([]), _Deadline(budget_s)
+    found, deadline = SearchResult([]), _Deadline(budget_s)
     try:
         for path, fd in _files(folder, query, deadline):
             text = _read_text(fd)
@@ -95,10 +94,12 @@ def search_text(folder: ConfinedFolder, query: Query, budget_s: float) -> Found:
     return found
 
 
-def search_names(folder: ConfinedFolder, query: Query, budget_s: float, *, folders: bool) -> Found:
+def search_names(
+    folder: ConfinedFolder, query: Query, budget_s: float, *, folders: bool
+) -> SearchResult:
     """Return the files, or the directories, whose name or path matches."""
     matches = _name_matcher(query)
-    found, deadline = Found([]), _Deadline(budget_s)
+    found, deadline = SearchResult([]), _Deadline(budget_s)
     try:
         for path, is_folder in _walk_names(folder, query, deadline):
             if is_folder != folders or not matches(path, deadline):
@@ -165,7 +166,7 @@ def _name_matcher(query: Query) -> Any:
         pattern = _compile(query)
 
     def matches(path: str, deadline: _Deadline) -> bool:
-        # A pattern with a slash is about the path, any other about the name.
+        # A pattern with a slash matches the path, any other the name.
         text = path if "/" in query.pattern else path.rsplit("/", 1)[-1]
         try:
             return pattern.search(text, concurrent=True, timeout=deadline.left()) is not None
@@ -199,7 +200,7 @@ def _files(folder: ConfinedFolder, query: Query, deadline: _Deadline) -> Iterato
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             try:
                 fd = os.open(name, flags, dir_fd=folder_fd)
-            except OSError:  # a link, gone meanwhile, or not ours to read
+            except OSError:  # a link, removed meanwhile, or not readable
                 continue
             try:
                 yield where + name, fd
@@ -231,7 +232,7 @@ def _has_extension(name: str, query: Query) -> bool:
 
 
 def _read_text(fd: int) -> str | None:
-    """Return a file's text; None for what is no text, no file, or too large."""
+    """Return a file's text; None for binary, special and too large files."""
     found = os.fstat(fd)
     if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_FILE_BYTES:
         return None

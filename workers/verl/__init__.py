@@ -1,1 +1,1 @@
-"""What trainers of the verl family hand in and take back."""
+"""Batches of trainers of the verl family."""

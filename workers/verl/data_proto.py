@@ -1,6 +1,6 @@
-"""`DataProto`, the batch that trainers of the verl family hand in and take back.
+"""`DataProto`, the batch type of trainers of the verl family.
 
-Ours holds columns in numpy and nothing more; where verl is installed its own class is used. Used by
+Ours only holds columns in numpy; if verl is installed, its own class is used. Used by
 `AgenticRollout.generate_sequences`. Must not: import verl or torch before a batch is made.
 """
 

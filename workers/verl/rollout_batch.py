@@ -1,4 +1,4 @@
-"""Batches of prompts in, batches of trajectories out: what surrounds the run.
+"""Prompts from a batch, and a batch from the finished trajectories.
 
 Called by `AgenticRollout.generate_sequences`. Must not: give a failed or unscored row a reward.
 """
@@ -56,7 +56,7 @@ def batch_of(
         trajectories: One per row; a failed one has `metadata["error"]`.
         tokenizer: None leaves the token columns out.
         meta_info: Kept; "prompt_length" and "response_length" set the widths.
-        with_trajectories: Whether whole trajectories are a column.
+        with_trajectories: Whether the batch has a column of whole trajectories.
     """
     tensors = {}
     if tokenizer is not None:
@@ -97,7 +97,7 @@ def _prompt_of_row(row: Mapping[str, Any], given: Any) -> dict[str, Any]:
 
 
 def _decoded(batch: Any, tokenizer: Any) -> list[str]:
-    # verl's is a TensorDict, which refuses `in` and gives its columns by items().
+    # verl's batch is a TensorDict, which refuses `in` and has its columns in items().
     tensors = dict(batch.batch.items()) if batch.batch is not None else {}
     if tokenizer is None or "input_ids" not in tensors:
         raise ValueError(
@@ -118,7 +118,7 @@ def _decoded(batch: Any, tokenizer: Any) -> list[str]:
 def _token_row(row: Mapping[str, Any], trajectory: Trajectory, tokenizer: Any) -> TokenRow:
     if not _is_failed(trajectory):
         return token_row(trajectory, tokenizer)
-    # A failed row keeps its place and its prompt; nothing of it is there to be trained on.
+    # A failed row keeps its index and its prompt, and has no tokens to train on.
     return prompt_row(begin_trajectory(row["prompt"], "").get_messages(), tokenizer)
 
 
@@ -136,7 +136,7 @@ def _reward_of(trajectory: Trajectory) -> float | None:
 
 
 def _turns(trajectory: Trajectory) -> int:
-    """Return the turns of both sides, as verl counts them: messages but for the system's."""
+    """Return the number of messages without the system's, which is how verl counts turns."""
     return sum(message["role"] != "system" for message in trajectory.get_messages())
 
 

@@ -1,7 +1,7 @@
 """Trajectories as token rows: padded prompts and responses, and a mask of what was sampled.
 
-Called by `AgenticRollout.generate_sequences`; layout as verl's. Token ids that the server recorded
-at sampling are used as they are; only where there are none is the text tokenised. Must not: mix the
+Called for `AgenticRollout.generate_sequences`; the layout is verl's. A row has the token ids that
+the server recorded at sampling; the text is tokenised only if a call has none. Must not: mix the
 two in one row, or give a failed row a reward.
 """
 
@@ -22,7 +22,7 @@ PLAIN_TEMPLATE = "{role}: {content}\n"
 class TokenRow:
     """One trajectory in tokens; `response_mask` is 1 on what the model sampled.
 
-    `log_probs` is None where not every sampled token has one.
+    `log_probs` is None unless every sampled token has one.
     """
 
     prompt_ids: list[int]
@@ -44,7 +44,7 @@ class TokenRow:
 
 
 def token_row(trajectory: Trajectory, tokenizer: Any) -> TokenRow:
-    """Return a trajectory in tokens, from recorded ids where they are there and consistent."""
+    """Return a trajectory in tokens, from the recorded ids if they are complete and consistent."""
     return _recorded_row(trajectory) or _text_row(trajectory.get_messages(), tokenizer)
 
 
@@ -65,22 +65,21 @@ def padded_columns(
 
     Args:
         rows: One per trajectory.
-        rewards: One per row; None, "not scored" or failed, becomes NaN and never 0.
+        rewards: One per row; None (not scored, or failed) becomes NaN and never 0.
         pad_id: The padding token.
-        prompt_length: Width of the prompts, longest of the rows when None; longer ones lose their
+        prompt_length: Width of the prompts, with None the longest; longer prompts are cut at their
             beginning.
-        response_length: Width of the responses, likewise; longer ones lose their end.
+        response_length: Width of the responses, likewise; longer responses are cut at their end.
 
     Returns:
         int64 `prompts` [B,P], `responses`, `response_mask` [B,R], `input_ids`, `attention_mask`,
         `position_ids` [B,P+R]; float32 `rm_scores` [B,R], the reward at the last response token,
-        where any row is scored; float32 `rollout_log_probs` [B,R] where all sampled tokens have
-        one.
+        if any row has a reward; float32 `rollout_log_probs` [B,R] if all sampled tokens have one.
     """
     n = len(rows)
     width_p = prompt_length or max((len(row.prompt_ids) for row in rows), default=0)
     width_r = response_length or max((len(row.response_ids) for row in rows), default=0)
-    # A batch without any response still needs a column to hold "no reward".
+    # A batch without any response still needs one column, for the NaN of "no reward".
     width_r = max(width_r, 1)
     prompts = np.full((n, width_p), pad_id, dtype=np.int64)
     responses = np.full((n, width_r), pad_id, dtype=np.int64)
@@ -119,7 +118,7 @@ def padded_columns(
 
 
 def _recorded_row(trajectory: Trajectory) -> TokenRow | None:
-    """Join the recorded calls; None when one has no ids or does not continue the one before."""
+    """Join the recorded calls; None if a call has no ids or does not continue the previous one."""
     replies = [step for step in trajectory.steps if "usage" in step.metadata]
     row: TokenRow | None = None
     for step in replies:
@@ -139,9 +138,9 @@ def _recorded_row(trajectory: Trajectory) -> TokenRow | None:
 
 
 def _text_row(messages: list[dict[str, Any]], tokenizer: Any) -> TokenRow:
-    """Tokenise a conversation: up to the first reply of the model is prompt, the rest response.
+    """Tokenise a conversation; the messages before the model's first reply are the prompt.
 
-    Sampled are the replies' own texts; the template's tokens around them are not.
+    The texts of the replies count as sampled, the template's tokens around them do not.
     """
     first = next(
         (n for n, message in enumerate(messages) if message["role"] == "assistant"), len(messages)
@@ -152,7 +151,7 @@ def _text_row(messages: list[dict[str, Any]], tokenizer: Any) -> TokenRow:
         is_last = number == len(messages) - 1
         ask = not is_last and messages[number + 1]["role"] == "assistant"
         text = _chat_text(messages[: number + 1], tokenizer, ask=ask)
-        # A template that rewrites earlier turns (drops thinking) has no common prefix to continue.
+        # A template that rewrites earlier turns (removes reasoning) gives no common prefix.
         added = text[len(sent) :] if text.startswith(sent) else _plain(messages[number])
         sent = text
         if messages[number]["role"] == "assistant":
@@ -165,11 +164,11 @@ def _text_row(messages: list[dict[str, Any]], tokenizer: Any) -> TokenRow:
 def _extend_with_reply(row: TokenRow, added: str, content: str, tokenizer: Any) -> None:
     start = added.find(content) if content else -1
     if start < 0:
-        # Only tool calls, or a template that rewrites the content: all of it stands for the reply.
+        # The reply has only tool calls, or the template rewrites its content: all of it is sampled.
         row.extend(_encode(added, tokenizer), sampled=True, log_probs=None)
         return
     end = start + len(content)
-    # The end token is the template's in the text, but it was the model that sampled it.
+    # The template writes the end token into the text, but the model sampled it.
     end_token = getattr(tokenizer, "eos_token", None)
     if end_token and added.startswith(end_token, end):
         end += len(end_token)

@@ -324,12 +324,12 @@ def test_a_store_that_was_not_migrated_is_refused_with_the_remedy(
 
 def test_a_sync_agent_call_does_not_block_the_loop(loop):
     """The other side of the watchdog: what runs in a thread as it should is not reported."""
-    from workers.core.sync_call import call_anyhow
+    from workers.core.sync_call import call_sync_or_async
 
     release = threading.Event()
 
     async def careful_agent() -> bool:
-        return await call_anyhow(release.wait, 10)
+        return await call_sync_or_async(release.wait, 10)
 
     future = loop.submit(careful_agent())
     assert loop.call(lambda: 42, timeout_s=5) == 42

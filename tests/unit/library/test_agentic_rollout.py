@@ -8,6 +8,7 @@ import pytest
 
 from workers.agentic_rollout import AgenticRollout, AgenticRolloutConfig, create_agentic_rollout
 from workers.core.trajectory import Trajectory
+from workers.core.trajectory_files import write_trajectories
 
 
 async def answers(messages, **options):
@@ -165,9 +166,8 @@ async def test_trajectories_are_saved_as_they_end(tmp_path):
     ]
 
 
-async def test_a_second_trajectory_of_the_same_id_replaces_nothing(tmp_path):
-    rollout = AgenticRollout(single(trajectory_save_path=tmp_path), answers)
-    paths = rollout.save_trajectories([Trajectory("a"), Trajectory("a"), Trajectory("...")])
+def test_a_second_trajectory_of_the_same_id_replaces_nothing(tmp_path):
+    paths = write_trajectories(tmp_path, [Trajectory("a"), Trajectory("a"), Trajectory("...")])
     assert [path.name for path in paths] == ["a.json", "a-2.json", "trajectory.json"]
     assert len(list(tmp_path.iterdir())) == 3
 

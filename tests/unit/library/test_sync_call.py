@@ -5,14 +5,14 @@ import threading
 
 import pytest
 
-from workers.core.sync_call import call_anyhow, is_async_callable
+from workers.core.sync_call import call_sync_or_async, is_async_callable
 
 request = contextvars.ContextVar("request", default="none")
 
 
 async def test_a_sync_function_sees_the_callers_context_in_its_thread():
     request.set("r7")
-    name = await call_anyhow(lambda: (request.get(), threading.current_thread().name))
+    name = await call_sync_or_async(lambda: (request.get(), threading.current_thread().name))
     assert name == ("r7", "sync-call")
 
 
@@ -21,7 +21,7 @@ async def test_what_a_sync_function_raises_is_raised_here():
         raise KeyError("k")
 
     with pytest.raises(KeyError):
-        await call_anyhow(fail)
+        await call_sync_or_async(fail)
 
 
 @pytest.mark.parametrize("error", [SystemExit(2), StopIteration(), KeyboardInterrupt()])
@@ -30,7 +30,7 @@ async def test_what_would_end_the_process_or_a_future_is_an_ordinary_error(error
         raise error
 
     with pytest.raises(RuntimeError, match="the function raised"):
-        await call_anyhow(fail)
+        await call_sync_or_async(fail)
 
 
 async def test_a_cancelled_call_drops_its_late_result():
@@ -41,7 +41,7 @@ async def test_a_cancelled_call_drops_its_late_result():
         loop.call_soon_threadsafe(begun.set)
         release.wait(10)
 
-    call = asyncio.create_task(call_anyhow(wait))
+    call = asyncio.create_task(call_sync_or_async(wait))
     await begun.wait()
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
