@@ -10,6 +10,8 @@ RECENT := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for name in python3 python3.14 python3.13 python3.12 python3.11 python; do \
 	$$name -c '$(RECENT)' 2>/dev/null && { echo $$name; break; }; done)
 CONSTRAINTS := $(wildcard constraints.txt)
+# pip compiles nothing here (see below); without this, each process would compile what it imports.
+unexport PYTHONDONTWRITEBYTECODE
 # Empty if $(VENV) is missing, its Python is gone or too old, or it has no pip.
 USABLE := $(shell $(BIN)/python -c 'import pip; $(RECENT)' 2>/dev/null && echo yes)
 
