@@ -1,7 +1,7 @@
 """A process of a fleet: callers that call as fast as they are let.
 
 Run by `limit_fleet.py` with its orders as JSON; is told on stdin when to begin, once it is up;
-prints when each call was granted, in the machine's monotonic clock, and its ledger calls.
+prints when each call was granted, in the machine's monotonic clock, and its calls of Redis.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ import sys
 import time
 
 from pipeline.limits.limiter import Limiter
-from pipeline.limits.pool import open_pool
+from pipeline.limits.pool import LimiterPool
 
 ENDPOINT, MODEL = "http://127.0.0.1:9/v1", "m"
 
@@ -24,15 +24,14 @@ async def call(limiter: Limiter, orders: dict, run: dict, grants: list) -> None:
         )
         granted_at = time.monotonic()
         await asyncio.sleep(run.get("hold_s", 0.0))
-        grants.append([granted_at, time.monotonic(), run["run"], lease.tokens])
-        await lease.settle(run.get("used", run.get("tokens", 0)))
-        await lease.release("ok", time.monotonic() - granted_at)
+        grants.append([granted_at, time.monotonic(), run["run"], run.get("tokens", 0)])
+        lease.settle(run.get("tokens", 0))
         if think_s := run.get("think_s", 0.0):
             await asyncio.sleep(random.expovariate(1 / think_s))
 
 
 async def main(orders: dict) -> None:
-    pool = await open_pool(orders["url"], prefix=orders["prefix"], lease_s=orders["lease_s"])
+    pool = LimiterPool(orders["url"], prefix=orders["prefix"], lease_s=orders["lease_s"])
     limiter = pool.limiter(ENDPOINT, MODEL)
     grants: list = []
     print("ready", flush=True)
@@ -44,8 +43,8 @@ async def main(orders: dict) -> None:
                 group.create_task(call(limiter, orders, run, grants))
         if orders.get("note_at"):
             await asyncio.sleep(max(0.0, orders["note_at"] - time.monotonic()))
-            await limiter.note_rate_limited(orders["retry_after_s"])
-    calls = limiter.ledger_calls
+            limiter.pause(orders["retry_after_s"])
+    calls = limiter.shared.calls
     await pool.close()
     print(json.dumps({"grants": grants, "calls": calls}), flush=True)
 

@@ -1,7 +1,9 @@
--- Cap on calls in flight, mirrored by concurrency.py (AIMD), and the units each process holds.
--- State fields: cap latency usual round_sum round_calls round_ends_at calm_at steady in_flight.
+-- Cap on calls in flight, fixed or adaptive (AIMD), and the units that each process holds.
+-- The adaptive cap grows by one per round of calls while it is used up (doubles per round until its
+-- first decrease). It shrinks on 429s, timeouts and grown latency, once per round.
+-- State: cap latency usual round_sum round_calls round_ends_at calm_at steady in_flight.
 
-local CAP_START, CAP_TOP = 64, 10000
+local CAP_START, CAP_MAX = 64, 10000
 local USED_UP = 0.8
 local ON_CONGESTION, ON_LATENCY = 0.7, 0.9
 local LATENCY_GROWTH = 2
@@ -15,7 +17,7 @@ local function cap_in_force()
   if state.cap == 0 then
     state.cap = most > 0 and most or CAP_START
   end
-  state.cap = math.min(state.cap, most > 0 and most or CAP_TOP)
+  state.cap = math.min(state.cap, most > 0 and most or CAP_MAX)
   return math.floor(state.cap)
 end
 
@@ -65,7 +67,7 @@ local function learn(ok, congested, latency_sum, now)
   cap_in_force()
 end
 
--- Units are absolute per process, so a lost answer or a forgotten count is mended by the next ask.
+-- Units are absolute per process, so the next sync repairs a lost reply or a lost count.
 local function hold(process, held, now, lease)
   local before = tonumber(redis.call('HGET', HELD, process) or 0)
   state.in_flight = state.in_flight + held - before

@@ -1,6 +1,9 @@
--- Start-time fair queueing between flows (one run in one process), mirrored by fair_share.py.
--- FLOWS: tags of waiting flows; IDLE: of those that stopped while ahead; RUNS: 'weight flows';
--- WAITS: callers waiting per flow; DUE: when a waiting flow counts as gone. State: virtual waiting.
+-- Start-time fair queueing between flows. A flow is one run in one process; its tag is the service it
+-- has had, in seconds of capacity over its weight. Only flows with waiting callers count, and none
+-- may be ahead of the last of them by more than its share of the horizon.
+-- FLOWS: tags of waiting flows. IDLE: tags of flows that stopped waiting while ahead. RUNS: weight and
+-- number of flows per run. WAITS: waiting callers per flow. DUE: when a silent flow is dropped.
+-- State: virtual (time), waiting.
 
 local function flow_of(run, process)
   return run .. '\n' .. process
@@ -54,7 +57,7 @@ local function leave(flow)
   write_run(run, weight, flows - 1)
 end
 
-local function tell(flow, run, weight, waiting)
+local function set_waiting(flow, run, weight, waiting)
   local before = tonumber(redis.call('HGET', WAITS, flow) or 0)
   if waiting > 0 then
     if before == 0 then

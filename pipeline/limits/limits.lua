@@ -1,5 +1,5 @@
--- Put limits in force: KEYS are the state, the limits and the free slots of one endpoint and model.
--- ARGV[1] is 'set', or 'seed' to leave existing limits alone; then field and value in turn.
+-- Puts limits in force. KEYS: state, limits and free slots of one endpoint and model.
+-- ARGV: 'set', or 'seed' to keep existing limits; then field, value, field, value, ...
 
 if ARGV[1] == 'seed' and redis.call('EXISTS', KEYS[2]) == 1 then
   return 0

@@ -1,7 +1,7 @@
-"""What may be limited at one endpoint and model, and the pace that follows from it.
+"""The limits of one endpoint and model, and the pace of calls that follows from them.
 
-`LimitSettings` is what a person sets; `Pace` is the same in seconds, as the ledgers (`memory.py`
-and the Lua scripts) use it. Pure values: reads no clock, no environment and no Redis.
+Users set `LimitSettings`; the Lua scripts and `Limiter` use `Pace`, the same limits in seconds.
+Pure values: reads no clock, no environment and no Redis.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-#: Calls are paced at this part of the limit, so that a count over any whole window, ends included,
-#: stays at or below the limit itself.
+#: Calls are paced at this share of the limit, so that a count over any whole window, ends included,
+#: stays at or below the limit.
 PACE_FACTOR = 0.99
 
-#: Seconds that slots are reserved ahead. Longer means fewer Redis calls, shorter a quicker answer
-#: to a back-off; with a concurrency cap a reserved slot also occupies a unit, hence far shorter.
+#: Slots are reserved this many seconds ahead. A longer horizon needs fewer Redis calls, a shorter
+#: one reacts sooner to a pause. It is shorter with a concurrency cap, where each slot holds a unit.
 HORIZON_S = 0.1
 HORIZON_CAPPED_S = 0.05
 
-#: A caller that wakes later than this gives its slot up, or late callers would bunch up.
+#: A caller that wakes later than this loses its slot: late calls would bunch up.
 LATE_MIN_S, LATE_MAX_S = 0.02, 0.1
 
 Positive = Annotated[int, Field(gt=0)]
@@ -29,9 +29,9 @@ Positive = Annotated[int, Field(gt=0)]
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Limits in seconds: an interval of 0 means that this kind of limit is not set.
+    """Limits in seconds; an interval of 0 means that this kind of limit is not set.
 
-    A tolerance is how far a bucket may run ahead of its steady pace: its burst, in seconds.
+    A tolerance is the burst of a bucket in seconds: its lead over the steady pace.
     """
 
     request_interval_s: float = 0.0
@@ -48,13 +48,8 @@ class Pace:
         """Whether requests or tokens per minute are limited."""
         return self.request_interval_s > 0 or self.token_interval_s > 0
 
-    @property
-    def is_capped(self) -> bool:
-        """Whether the number of calls in flight is limited."""
-        return self.max_concurrency > 0 or self.adaptive
-
     def merged(self, other: Pace) -> Pace:
-        """Give the pace of callers that both hold for, as far as it concerns how they wait."""
+        """Return the pace at which callers wait that must pass both."""
         return replace(
             self,
             request_interval_s=max(self.request_interval_s, other.request_interval_s),
@@ -65,7 +60,7 @@ class Pace:
 
 
 class LimitSettings(BaseModel):
-    """Limits of one endpoint and model, shared by all worker processes; unset means unlimited."""
+    """Limits of one endpoint and model, shared by all worker processes; None means unlimited."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -92,7 +87,7 @@ class LimitSettings(BaseModel):
 
     @property
     def is_unlimited(self) -> bool:
-        """Whether nothing is limited at all."""
+        """Whether there is no limit."""
         return not (
             self.requests_per_minute
             or self.tokens_per_minute
@@ -101,10 +96,10 @@ class LimitSettings(BaseModel):
         )
 
     def pace(self) -> Pace:
-        """Give these limits in seconds.
+        """Return these limits in seconds.
 
-        In any second at most `limit + burst` calls start: part of the burst is kept for callers
-        that wake late, the rest is what an idle bucket saves up.
+        In any second at most `limit + burst` calls start. Part of the burst is kept for callers
+        that wake late; an idle bucket saves up the rest.
         """
         requests = _per_second(self.requests_per_minute)
         tokens = _per_second(self.tokens_per_minute)

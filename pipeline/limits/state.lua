@@ -1,8 +1,8 @@
--- What every part of the script shares: keys, the server's clock, the limits, the numbers.
--- The parts are joined in one chunk: state, token_bucket, concurrency, fair_share, book, grant.
--- state.lua opens this function and book.lua ends it: each call has a book of its own, because a
--- model's limits and those of its whole endpoint are two.
-local function open_book(KEYS)
+-- Shared by all parts of the script: keys, the server's clock, the limits, the stored numbers.
+-- The parts are joined in this order: state, token_bucket, concurrency, fair_share, scope, grant.
+-- A scope is a set of limits with its counters: a model's, or those of its whole endpoint. This file
+-- opens the function `open_scope` and scope.lua ends it, because one call may pass two scopes.
+local function open_scope(KEYS)
 
 local STATE, LIMITS, FLOWS, IDLE, DUE = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local WAITS, RUNS, LEASES, HELD, FREE = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
@@ -12,7 +12,7 @@ local function clock()
   return tonumber(time[1]) + tonumber(time[2]) / 1000000
 end
 
--- Redis turns numbers into text with 14 digits, which would cut times to a tenth of a millisecond.
+-- Redis converts numbers to text with 14 digits, which would cut times to a tenth of a millisecond.
 local function exactly(number)
   return string.format('%.17g', number)
 end
@@ -25,7 +25,7 @@ local function read_hash(key)
   return fields
 end
 
--- Absent numbers read as 0, but for the two buckets, where absent means new.
+-- Absent numbers read as 0, except for the two buckets: there, absent means new.
 local state = setmetatable(read_hash(STATE), {
   __index = function(_, name)
     if name ~= 'full_at' and name ~= 'token_full_at' then
@@ -38,8 +38,8 @@ if pace.horizon == 0 then
   pace.horizon = tonumber(ARGV[2])
 end
 
--- A server clock that was set back must not stop the calls until it has caught up.
-local function mend_clock(now)
+-- If the server's clock was set back, calls must not wait until it has caught up.
+local function correct_clock(now)
   local back = state.now - now
   if back > 1 then
     for _, name in ipairs({'full_at', 'token_full_at', 'pause_until', 'calm_at', 'round_ends_at', 'contended_at'}) do
@@ -51,7 +51,7 @@ local function mend_clock(now)
   state.now = now
 end
 
--- An endpoint that nobody calls any more leaves nothing behind but its limits.
+-- A day after the last call of an endpoint, only its limits remain in Redis.
 local KEEP_S, KEEP_AGAIN_S = 86400, 60
 
 local function save_state()

@@ -1,12 +1,11 @@
-"""Limits of a whole deployment, kept in Redis: what `rollout limits show|set` reads and writes.
+"""The limits of a deployment in Redis: `rollout limits show|set` reads and writes them here.
 
-Every process that has a ledger follows a change within about a second. Must not: decide who may
-call (`redis_ledger.py` and its scripts do).
+Every worker that uses limits follows a change within about a second. Must not decide which call may
+start: `grant.lua` does.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from datetime import UTC, datetime, timedelta
@@ -17,16 +16,16 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from pipeline.contract.errors import ConfigError
-from pipeline.limits.ledger import Ask
-from pipeline.limits.redis_ledger import RedisLedger, answered
 from pipeline.limits.settings import LimitSettings
+from pipeline.limits.shared_limits import SharedLimits, answered
 from pipeline.limits.status import ANY_MODEL, LimitStatus, endpoint_key
+from pipeline.limits.sync_messages import SyncRequest
 
 PREFIX = "rollout:limits"
-ANSWER_WITHIN_S = 5.0
+TIMEOUT_S = 5.0
 
-#: How Celery writes whether certificates are checked.
-_CELERYS_CHECK = re.compile(r"([?&]ssl_cert_reqs=)CERT_(NONE|OPTIONAL|REQUIRED)\b")
+#: Celery's spelling of whether certificates are checked.
+_CELERY_CERT_REQS = re.compile(r"([?&]ssl_cert_reqs=)CERT_(NONE|OPTIONAL|REQUIRED)\b")
 
 
 class LimitStore:
@@ -37,12 +36,10 @@ class LimitStore:
         prefix: Of every key, so that several deployments can share a server.
     """
 
-    is_shared = True
-
     def __init__(self, client: Redis, *, prefix: str = PREFIX) -> None:
         self._client = client
         self._prefix = prefix
-        self._ledgers: dict[tuple[str, str], RedisLedger] = {}
+        self._limits: dict[tuple[str, str], SharedLimits] = {}
 
     @classmethod
     def connect(cls, url: str, *, prefix: str = PREFIX) -> LimitStore:
@@ -51,14 +48,14 @@ class LimitStore:
         Takes `redis://`, `rediss://`, `unix://` and Celery's `redis+socket://`.
 
         Raises:
-            ConfigError: not a Redis URL.
+            ConfigError: Not a Redis URL.
         """
         try:
             client = Redis.from_url(
                 _plain_url(url),
                 retry=Retry(NoBackoff(), 0),
-                socket_timeout=ANSWER_WITHIN_S,
-                socket_connect_timeout=ANSWER_WITHIN_S,
+                socket_timeout=TIMEOUT_S,
+                socket_connect_timeout=TIMEOUT_S,
             )
         except ValueError as error:
             raise ConfigError(
@@ -68,50 +65,51 @@ class LimitStore:
             ) from error
         return cls(client, prefix=prefix)
 
-    def ledger(self, endpoint: str, model: str) -> RedisLedger:
-        """Give the ledger of this endpoint and model; `ANY_MODEL` is the whole endpoint's."""
+    def limits_of(self, endpoint: str, model: str) -> SharedLimits:
+        """Return the limits of an endpoint and model; `ANY_MODEL` is the whole endpoint."""
         key = endpoint_key(endpoint, model)
-        if key not in self._ledgers:
-            # A call asks two ledgers at once, so all of them have to be on one server.
-            prefix = f"{self._prefix}:{{{_digest(key)}}}"
-            wide = None if key[1] == ANY_MODEL else self.ledger(endpoint, ANY_MODEL)
-            self._ledgers[key] = RedisLedger(self._client, prefix, key, wide=wide)
-        return self._ledgers[key]
+        if key not in self._limits:
+            # One script call reads both, so both have to be on one server.
+            whole = None if key[1] == ANY_MODEL else self.limits_of(endpoint, ANY_MODEL)
+            self._limits[key] = SharedLimits(self._client, self._prefix, *key, of_endpoint=whole)
+        return self._limits[key]
 
     async def set(self, endpoint: str, model: str, settings: LimitSettings) -> None:
-        """Put limits in force for all workers; takes about a second to reach idle ones.
+        """Put limits in force for all workers; idle ones follow within about a second.
 
-        Empty settings lift the limits and are remembered as that.
+        Empty settings lift the limits; a later call does not restore earlier ones.
         """
-        await self.ledger(endpoint, model).set(settings)
-
-    async def seed(self, endpoint: str, model: str, settings: LimitSettings) -> bool:
-        """Put limits in force where none were ever set; say whether it did."""
-        return await self.ledger(endpoint, model).restore(settings)
+        await self.limits_of(endpoint, model).set(settings)
 
     async def show(self) -> list[LimitStatus]:
         """List the limits and how they are used now."""
         listed = await answered(self._client.hvals(f"{self._prefix}:index"))
-        rows: list[LimitStatus] = []
-        for endpoint, model in sorted(tuple(json.loads(text)) for text in listed):
-            answer = await self.ledger(endpoint, model).sync(Ask(process=""))
-            until = datetime.now(UTC) + timedelta(seconds=answer.pause_s)
-            rows.append(LimitStatus.of(endpoint, model, answer, until))
-        return rows
+        return [await self._status(*key) for key in sorted(map(json.loads, listed))]
 
     async def close(self) -> None:
         """Close the connections."""
         await self._client.aclose()
 
-
-def _digest(key: tuple[str, str]) -> str:
-    return hashlib.sha256("\n".join(key).encode()).hexdigest()[:16]
+    async def _status(self, endpoint: str, model: str) -> LimitStatus:
+        reply = await self.limits_of(endpoint, model).sync(SyncRequest(process=""))
+        pause_until = datetime.now(UTC) + timedelta(seconds=reply.pause_s)
+        return LimitStatus(
+            endpoint=endpoint,
+            model=model,
+            settings=reply.settings,
+            granted=reply.granted,
+            waiting=reply.waiting,
+            in_flight=reply.in_flight,
+            backing_off_until=pause_until if reply.pause_s > 0 else None,
+            cap=reply.cap or None,
+            unused_s=reply.unused_s,
+        )
 
 
 def _plain_url(url: str) -> str:
-    """Write a broker's URL, as Celery takes it, as the Redis client takes it."""
+    """Convert a broker's URL from Celery's form to that of the Redis client."""
     parts = urlsplit(url)
     if parts.scheme not in ("redis+socket", "redis+unix"):
-        return _CELERYS_CHECK.sub(lambda found: found[1] + found[2].lower(), url)
+        return _CELERY_CERT_REQS.sub(lambda found: found[1] + found[2].lower(), url)
     database = parse_qs(parts.query).get("virtual_host", ["0"])[0]
     return f"unix://{parts.netloc}{parts.path}?db={database.strip('/') or '0'}"

@@ -1,6 +1,9 @@
--- GCRA, mirrored by token_bucket.py: `full_at` is when all that was taken will have been earned.
--- Costs are seconds of earning. State fields: full_at, token_full_at (absent for a new bucket).
+-- Token bucket as one number (GCRA, generic cell rate algorithm): `full_at` is the time at which the
+-- bucket is full again. A cost is the time in which the bucket refills by that amount; the tolerance
+-- is the burst, also in seconds. State: full_at, token_full_at (absent for a new bucket).
 
+-- A new bucket is empty except for the first call. A cost above the tolerance waits for a full
+-- bucket and leaves a debt, so that no call is too large to start.
 local function earliest(full_at, cost, tolerance, now)
   if not full_at then
     return now
@@ -15,6 +18,7 @@ local function take(full_at, cost, tolerance, at)
   return math.max(full_at, at) + cost
 end
 
+-- After a pause the bucket is empty: calls start at the steady pace.
 local function emptied(full_at, tolerance, at)
   return math.max(full_at or 0, at + tolerance)
 end

@@ -33,7 +33,7 @@ from pipeline.settings.sections import (
     DispatchSettings,
     FlowerSettings,
     LeaseSettings,
-    LimitsSettings,
+    LimitsRedisSettings,
     LlmSettings,
     PayloadSettings,
     WorkerSettings,
@@ -81,7 +81,7 @@ class Settings(BaseSettings):
     collector: CollectorSettings = CollectorSettings()
     payloads: PayloadSettings = PayloadSettings()
     llm: LlmSettings = LlmSettings()
-    limits: LimitsSettings = LimitsSettings()
+    limits: LimitsRedisSettings = LimitsRedisSettings()
     worker: WorkerSettings = WorkerSettings()
     flower: FlowerSettings = FlowerSettings()
 
@@ -99,7 +99,7 @@ class Settings(BaseSettings):
 
     @property
     def limits_redis_url(self) -> str | None:
-        """Where limits are shared, None where no Redis is known."""
+        """The Redis that holds limits on model calls; None: none is set, calls are unlimited."""
         url = self.limits.redis_url or self.broker.url
         if url is None:
             return None

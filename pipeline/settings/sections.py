@@ -171,13 +171,13 @@ class LlmSettings(_Section):
     capture_tokens: bool = Field(default=False, description="Ask for token ids and logprobs.")
 
 
-class LimitsSettings(_Section):
+class LimitsRedisSettings(_Section):
     """Where limits on model calls are shared; `rollout limits set` sets them."""
 
     redis_url: SecretStr | None = Field(
         default=None,
         description="Redis that all workers reach; None: the broker where that is Redis, else "
-        "limits hold per worker process.",
+        "calls are unlimited and only pause after 429s.",
     )
 
 

@@ -86,8 +86,8 @@ def _with_store(ctx: typer.Context, work: Callable[[LimitStore], Awaitable[T]]) 
     url = settings.limits_redis_url
     if url is None:
         raise ConfigError(
-            "Limits are shared through Redis, and none is known.",
-            why="The broker is another, so each worker limits only itself.",
+            "Limits on model calls need Redis, and none is set.",
+            why="The broker is not Redis, so calls are unlimited and only pause after 429s.",
             remedy="Set ROLLOUT_LIMITS__REDIS_URL, here and for the workers.",
         )
 

@@ -1,7 +1,7 @@
-"""What a model client asks of a shared limiter: leave to call, and an account afterwards.
+"""The limiter that a model client uses: permission to call, and a report afterwards.
 
-Model clients take any object of this shape; the Redis and in-memory limiters in
-`pipeline/limits` have it. Must not: import them, or know what the limits are.
+Model clients take any object of this shape; `RunLimiter` and `LocalPause` of `pipeline/limits` have
+it. Must not import them or know the limits.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from pipeline.contract.base_urls import same_endpoint, urls_of
 from pipeline.contract.errors import ConfigError, ModelBadRequest
 from pipeline.contract.messages import RolloutRequest
 from pipeline.contract.rollout import label_of
+from pipeline.limits.local_pause import LocalPause, LocalPauses
 from pipeline.limits.pool import LimiterPool
 from pipeline.limits.run_limiter import RunLimiter
 from pipeline.redaction import NOTHING, Redactor
@@ -43,23 +44,20 @@ if TYPE_CHECKING:
 _MAX_AGENTS = 64
 
 
-MakeClient = Callable[[str, LlmSettings, "CallLimiter | None", WatchTry], ModelClient]
+MakeClient = Callable[[str, LlmSettings, CallLimiter, WatchTry], ModelClient]
 
 
 class UnclockedLimiter:
     """A run's limiter whose waits do not count against the attempt's wall clock."""
 
-    def __init__(self, limiter: RunLimiter) -> None:
+    def __init__(self, limiter: RunLimiter | LocalPause) -> None:
         self._limiter = limiter
+        self.note_rate_limited = limiter.note_rate_limited
 
     async def acquire(self, estimated_tokens: int) -> CallLease:
         """Wait until a call of about this size may be made."""
         lease = self._limiter.acquire_at_once(estimated_tokens)
         return lease or await off_the_clock(self._limiter.acquire(estimated_tokens))
-
-    async def note_rate_limited(self, retry_after_s: float | None) -> None:
-        """Hold everybody's calls: the endpoint answered 429."""
-        await self._limiter.note_rate_limited(retry_after_s)
 
 
 class Runtime:
@@ -68,7 +66,7 @@ class Runtime:
     Args:
         settings: The worker's settings.
         worker_id: This process's name.
-        limits: Limits shared with the other workers; None: no limits.
+        limits: Limits shared with the other workers; None: calls only pause after 429s.
         make_client: Makes the client of an endpoint; the default speaks to real ones.
         redactor: Takes secrets out of what attempts leave behind.
     """
@@ -78,7 +76,7 @@ class Runtime:
         settings: Settings,
         worker_id: str,
         *,
-        limits: LimiterPool | None = None,
+        limits: LimiterPool | LocalPauses | None = None,
         make_client: MakeClient | None = None,
         redactor: Redactor = NOTHING,
     ) -> None:
@@ -91,7 +89,7 @@ class Runtime:
             redactor=redactor,
         )
         self._make_client = make_client or _make_client
-        self._limits = limits
+        self._limits = limits or LocalPauses()
         self._agents: dict[bytes, BaseAgent] = {}
         self._replicas = Replicas()
         self._clients: dict[tuple[str, str, str, float], ModelClient] = {}
@@ -166,11 +164,9 @@ class Runtime:
         if client is None:
             if len(self._clients) >= _MAX_AGENTS:
                 self._clients.clear()
-            limiter = None
-            if self._limits is not None:
-                limiter = UnclockedLimiter(
-                    self._limits.for_run(base_url, model, run=request.run, weight=request.weight)
-                )
+            limiter = UnclockedLimiter(
+                self._limits.for_run(base_url, model, run=request.run, weight=request.weight)
+            )
             watch = self.activity.watcher(request.run_id, base_url, model)
             client = self._make_client(base_url, self.settings.llm, limiter, watch)
             self._clients[key] = client
@@ -200,7 +196,7 @@ def _make_agent(request: RolloutRequest) -> BaseAgent:
 
 
 def _make_client(
-    base_url: str, llm: LlmSettings, limiter: CallLimiter | None, watch: WatchTry
+    base_url: str, llm: LlmSettings, limiter: CallLimiter, watch: WatchTry
 ) -> ModelClient:
     from workers.llm.call_retries import CallRetries, CallRetryPolicy
     from workers.llm.providers import make_client

@@ -16,7 +16,8 @@ from typing import Any, cast
 from celery import Celery, signals
 from celery.worker import state as celery_state
 
-from pipeline.limits.pool import LimiterPool, open_pool
+from pipeline.limits.local_pause import LocalPauses
+from pipeline.limits.pool import LimiterPool
 from pipeline.queue.broker import Broker, broker_of
 from pipeline.queue.celery_app import make_celery_app
 from pipeline.queue.completions import OutcomePublisher
@@ -63,7 +64,7 @@ def run_worker(settings: Settings, *, ready: Callable[[str], None] = lambda _: N
     broker = broker_of(settings)
     worker_id = process_id("worker")
     loop = LoopThread()
-    limits = loop.submit(_open_limits(settings, worker_id)).result()
+    limits = _open_limits(settings, worker_id)
     runtime = Runtime(settings, worker_id, limits=limits, redactor=redactor)
     outbox = _open_outbox(broker, settings)
     refused = RefusedMessages()
@@ -121,13 +122,18 @@ def _consume(app: Celery, worker_id: str, settings: Settings) -> int:
     return int(worker.exitcode or 0)
 
 
-async def _open_limits(settings: Settings, worker_id: str) -> LimiterPool:
-    return await open_pool(
-        settings.limits_redis_url, prefix=settings.limits_prefix, process=worker_id
-    )
+def _open_limits(settings: Settings, worker_id: str) -> LimiterPool | LocalPauses:
+    url = settings.limits_redis_url
+    if url is None:
+        log.warning(
+            "Limits on model calls need Redis, and none is set (ROLLOUT_LIMITS__REDIS_URL): "
+            "calls of this worker are unlimited and only pause after 429s."
+        )
+        return LocalPauses()
+    return LimiterPool(url, prefix=settings.limits_prefix, process=worker_id)
 
 
-def _let_go(loop: LoopThread, limits: LimiterPool) -> None:
+def _let_go(loop: LoopThread, limits: LimiterPool | LocalPauses) -> None:
     """Close what the loop holds open; a server that is gone must not hold up the exit."""
 
     async def close() -> None:

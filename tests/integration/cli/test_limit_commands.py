@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.contract.errors import WaitTimeout
-from pipeline.limits.pool import open_pool
-from pipeline.settings import load_settings
+from pipeline.limits.pool import LimiterPool
+from pipeline.settings import Settings, load_settings
 from rollout.app import run_command
 
 ENDPOINT, MODEL = "https://models.example/v1", "small"
@@ -32,6 +31,11 @@ def cli(redis_url: str, monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: 
         return json.loads(capsys.readouterr().out)
 
     return call
+
+
+def pool_of(settings: Settings) -> LimiterPool:
+    assert settings.limits_redis_url is not None
+    return LimiterPool(settings.limits_redis_url, prefix=settings.limits_prefix)
 
 
 def at(url: str = ENDPOINT) -> tuple[str, ...]:
@@ -56,15 +60,16 @@ def test_running_callers_follow_what_is_set_and_lifted(cli):
     settings = load_settings()
 
     async def call() -> None:
-        pool = await open_pool(settings.limits_redis_url, prefix=settings.limits_prefix)
+        pool = pool_of(settings)
         limiter = pool.limiter(ENDPOINT, MODEL)
 
         async def may_call(timeout_s: float) -> bool:
             try:
-                lease = await limiter.acquire(run="r", estimated_tokens=0, timeout_s=timeout_s)
-            except WaitTimeout:
+                async with asyncio.timeout(timeout_s):
+                    lease = await limiter.acquire(run="r", estimated_tokens=0)
+            except TimeoutError:
                 return False
-            await lease.release()
+            lease.settle(0)
             return True
 
         held = [await limiter.acquire(run="r", estimated_tokens=0) for _ in range(5)]
@@ -79,7 +84,7 @@ def test_running_callers_follow_what_is_set_and_lifted(cli):
         await asyncio.to_thread(cli, "set", *at())
         assert await may_call(20)
         for lease in held:
-            await lease.release()
+            lease.settle(0)
         await pool.close()
 
     asyncio.run(call())
@@ -90,21 +95,20 @@ def test_a_limit_without_a_model_holds_for_a_model_whose_name_was_discovered(cli
     cli("set", "--base-url", ENDPOINT, "--max-concurrency", "2")
 
     async def call() -> None:
-        pool = await open_pool(settings.limits_redis_url, prefix=settings.limits_prefix)
+        pool = pool_of(settings)
         held = [
             await pool.limiter(ENDPOINT, model).acquire(run="r", estimated_tokens=0)
             for model in ("discovered", "another")
         ]
         for model in ("discovered", "another", "a-third"):
-            with pytest.raises(WaitTimeout, match="over all models of the endpoint"):
-                await pool.limiter(ENDPOINT, model).acquire(
-                    run="r", estimated_tokens=0, timeout_s=0.5
-                )
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.5):
+                    await pool.limiter(ENDPOINT, model).acquire(run="r", estimated_tokens=0)
         rows = {row["model"]: row for row in await asyncio.to_thread(cli, "show")}
         assert (rows["*"]["in_flight"], rows["*"]["cap"]) == (2, 2)
         assert rows["*"]["unused_since"] is None
         for lease in held:
-            await lease.release()
+            lease.settle(0)
         await pool.close()
 
     asyncio.run(call())
@@ -115,10 +119,9 @@ def test_a_limit_under_which_no_call_is_counted_is_told(cli, capsys):
     cli("set", *at(), "--max-concurrency", "2")
 
     async def call() -> None:
-        pool = await open_pool(settings.limits_redis_url, prefix=settings.limits_prefix)
-        await (
-            await pool.limiter(ENDPOINT, "discovered").acquire(run="r", estimated_tokens=0)
-        ).release()
+        pool = pool_of(settings)
+        lease = await pool.limiter(ENDPOINT, "discovered").acquire(run="r", estimated_tokens=0)
+        lease.settle(0)
         await pool.close()
 
     asyncio.run(call())

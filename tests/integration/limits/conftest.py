@@ -9,7 +9,6 @@ import pytest
 
 from benchmarks.limit_fleet import Fleet, PrivateRedis
 from pipeline.embedded.redis_programs import find_program
-from pipeline.limits.memory import MemoryLimitStore
 from pipeline.limits.pool import LimiterPool
 from pipeline.limits.store import LimitStore
 
@@ -40,14 +39,10 @@ def prefix() -> str:
     return f"test-limits-{uuid.uuid4().hex[:12]}"
 
 
-@pytest.fixture(params=["memory", "redis"])
-async def pool(request: pytest.FixtureRequest, prefix: str) -> AsyncIterator[LimiterPool]:
-    """One process's limiters, over each kind of store."""
-    if request.param == "memory":
-        pool = LimiterPool(MemoryLimitStore())
-    else:
-        url = request.getfixturevalue("redis").url
-        pool = LimiterPool(LimitStore.connect(url, prefix=prefix), lease_s=2.0)
+@pytest.fixture
+async def pool(redis: PrivateRedis, prefix: str) -> AsyncIterator[LimiterPool]:
+    """One process's limiters."""
+    pool = LimiterPool(redis.url, prefix=prefix, lease_s=2.0)
     yield pool
     await pool.close()
 

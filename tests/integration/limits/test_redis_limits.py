@@ -1,4 +1,4 @@
-"""What only the shared ledger does: outages, lost memory, several processes, the store."""
+"""Limits in Redis: outages, lost memory, several processes, the store."""
 
 import asyncio
 import json
@@ -12,10 +12,10 @@ from redis.asyncio import Redis
 
 from benchmarks.limit_fleet import PrivateRedis
 from pipeline.contract.errors import ConfigError, InputError
-from pipeline.limits.ledger import LedgerUnavailable
 from pipeline.limits.limiter import Limiter
-from pipeline.limits.pool import LimiterPool, open_pool
+from pipeline.limits.pool import LimiterPool
 from pipeline.limits.settings import LimitSettings
+from pipeline.limits.shared_limits import LimitsUnavailable
 from pipeline.limits.status import ANY_MODEL
 from pipeline.limits.store import LimitStore
 
@@ -27,14 +27,14 @@ pytestmark = pytest.mark.timeout(40)
 @pytest.fixture
 async def fragile(own_redis: PrivateRedis) -> AsyncIterator[LimiterPool]:
     """A pool on a server that the test may kill."""
-    pool = await open_pool(own_redis.url)
+    pool = LimiterPool(own_redis.url)
     yield pool
     await pool.close()
 
 
 @pytest.fixture
 async def two_pools(redis: PrivateRedis, prefix: str) -> AsyncIterator[list[LimiterPool]]:
-    pools = [await open_pool(redis.url, prefix=prefix, lease_s=2.0) for _ in range(2)]
+    pools = [LimiterPool(redis.url, prefix=prefix, lease_s=2.0) for _ in range(2)]
     yield pools
     for pool in pools:
         await pool.close()
@@ -47,8 +47,8 @@ async def count_calls(limiter: Limiter, seconds: float, *, callers: int = 20) ->
     async def caller() -> None:
         nonlocal granted
         while True:
-            async with await limiter.acquire(run="r", estimated_tokens=1):
-                granted += 1
+            (await limiter.acquire(run="r", estimated_tokens=1)).settle(1)
+            granted += 1
 
     tasks = [asyncio.create_task(caller()) for _ in range(callers)]
     await asyncio.sleep(seconds)
@@ -70,8 +70,8 @@ async def test_calls_wait_while_redis_is_away_and_go_on_when_it_is_back(
     with caplog.at_level(logging.WARNING):
         # Slots that were reserved before are used up, no others.
         assert await count_calls(limiter, 1.5) <= 15
-    assert "Redis" in limiter.describe()
-    assert sum("trying again" in record.message for record in caplog.records) == 1
+    (warning,) = [r.message for r in caplog.records if "trying again" in r.message]
+    assert "Redis" in warning
 
     own_redis.start()
     # The server has forgotten the limits; the processes that knew them put them in force again.
@@ -95,7 +95,7 @@ async def test_limits_survive_a_flush_of_redis(
     wait = asyncio.create_task(limiter.acquire(run="r", estimated_tokens=0))
     await asyncio.sleep(1.5)
     assert not wait.done()
-    await held[0].release()
+    held[0].settle(0)
     await wait
 
 
@@ -103,14 +103,14 @@ async def test_a_process_that_starts_without_redis_lets_nobody_through(
     own_redis: PrivateRedis,
 ) -> None:
     own_redis.kill()
-    pool = await open_pool(own_redis.url)
+    pool = LimiterPool(own_redis.url)
     limiter = pool.limiter(ENDPOINT, MODEL)
     wait = asyncio.create_task(limiter.acquire(run="r", estimated_tokens=0))
     await asyncio.sleep(0.5)
     assert not wait.done()
     own_redis.start()
     lease = await asyncio.wait_for(wait, 20)
-    await lease.release()
+    lease.settle(0)
     await pool.close()
 
 
@@ -121,8 +121,9 @@ async def test_an_outage_stops_nobody_where_nothing_was_limited(
     assert await count_calls(limiter, 0.1) > 0
     own_redis.kill()
     await asyncio.sleep(4)
-    lease = await limiter.acquire(run="r", estimated_tokens=0, timeout_s=5)
-    await lease.release()
+    async with asyncio.timeout(5):
+        lease = await limiter.acquire(run="r", estimated_tokens=0)
+    lease.settle(0)
     own_redis.start()
 
 
@@ -133,14 +134,14 @@ async def test_slots_that_one_process_gives_back_serve_another(
     first, second = (pool.limiter(ENDPOINT, MODEL) for pool in two_pools)
     await two_pools[0].store.set(ENDPOINT, MODEL, LimitSettings(requests_per_minute=600, burst=1))
     lease = await first.acquire(run="r", estimated_tokens=0)
-    await lease.release()
+    lease.settle(0)
     wait = asyncio.create_task(first.acquire(run="r", estimated_tokens=0))
     await asyncio.sleep(0.03)
     wait.cancel()
     await asyncio.wait([wait])
     await asyncio.sleep(0.03)
     started = time.monotonic()
-    await (await second.acquire(run="r", estimated_tokens=0)).release()
+    (await second.acquire(run="r", estimated_tokens=0)).settle(0)
     # A tenth of a second apart: the slot given back was due before that.
     at_most(time.monotonic() - started, 0.09)
 
@@ -153,8 +154,8 @@ async def test_units_that_are_free_elsewhere_are_found_soon(two_pools: list[Limi
     wait = asyncio.create_task(second.acquire(run="r", estimated_tokens=0))
     await asyncio.sleep(0.5)
     started = time.monotonic()
-    await lease.release("ok", 0.5)
-    await (await wait).release()
+    lease.settle(0)
+    (await wait).settle(0)
     at_most(time.monotonic() - started, 1.6)
 
 
@@ -166,9 +167,8 @@ async def test_show_tells_of_limits_and_of_endpoints_in_use(
     await store.set("http://User:pw@Host:1/v1/", "a", limits)
     limiter = two_pools[1].limiter("http://host:1/v1", "a")
     leases = [await limiter.acquire(run="r", estimated_tokens=1) for _ in range(2)]
-    await (
-        await two_pools[1].limiter("http://host:2/v1", "b").acquire(run="r", estimated_tokens=1)
-    ).release()
+    other = await two_pools[1].limiter("http://host:2/v1", "b").acquire(run="r", estimated_tokens=1)
+    other.settle(1)
 
     limited, free = await store.show()
     assert (limited.endpoint, limited.model) == ("http://host:1/v1", "a")
@@ -177,29 +177,28 @@ async def test_show_tells_of_limits_and_of_endpoints_in_use(
     assert limited.backing_off_until is None
     assert (free.endpoint, free.settings, free.cap) == ("http://host:2/v1", None, None)
     for lease in leases:
-        await lease.release()
+        lease.settle(0)
 
 
-async def test_seeding_leaves_limits_alone_that_somebody_set(
+async def test_restoring_leaves_limits_alone_that_were_set(
     redis: PrivateRedis, prefix: str
 ) -> None:
-    mine, theirs = LimitSettings(max_concurrency=1), LimitSettings(max_concurrency=2)
-    for limits in (mine, theirs):
-        pool = await open_pool(redis.url, prefix=prefix, limits={(ENDPOINT, MODEL): limits})
-        await pool.close()
+    first, second = LimitSettings(max_concurrency=1), LimitSettings(max_concurrency=2)
     store = LimitStore.connect(redis.url, prefix=prefix)
-    assert (await store.show())[0].settings == mine
-    assert not await store.seed(ENDPOINT, MODEL, theirs)
-    await store.set(ENDPOINT, MODEL, theirs)
-    assert (await store.show())[0].settings == theirs
+    shared = store.limits_of(ENDPOINT, MODEL)
+    for limits in (first, second):
+        await shared.restore(limits)
+    assert (await store.show())[0].settings == first
+    await store.set(ENDPOINT, MODEL, second)
+    assert (await store.show())[0].settings == second
     await store.close()
 
 
 async def test_an_unreachable_redis_is_named(tmp_path_factory: pytest.TempPathFactory) -> None:
     store = LimitStore.connect("unix:///nowhere/r.sock")
-    with pytest.raises(LedgerUnavailable, match="cannot be read or written"):
+    with pytest.raises(LimitsUnavailable, match="cannot be read or written"):
         await store.show()
-    with pytest.raises(LedgerUnavailable):
+    with pytest.raises(LimitsUnavailable):
         await store.set(ENDPOINT, MODEL, LimitSettings())
     await store.close()
 
@@ -227,30 +226,14 @@ async def test_a_celery_socket_url_is_understood(redis: PrivateRedis, prefix: st
     await store.close()
 
 
-async def test_without_redis_limits_hold_per_process_and_a_warning_says_so(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    limits = {(ENDPOINT, MODEL): LimitSettings(max_concurrency=1)}
-    pool = await open_pool(None, limits=limits)
-    assert "per worker process" in caplog.text
-    limiter = pool.limiter(ENDPOINT, MODEL)
-    await limiter.acquire(run="r", estimated_tokens=0)
-    wait = asyncio.create_task(limiter.acquire(run="r", estimated_tokens=0))
-    await asyncio.sleep(0.1)
-    assert not wait.done()
-    assert len(pool.describe()) == 1
-    wait.cancel()
-    await pool.close()
-
-
-async def test_closing_while_the_ledger_is_asked_ends(redis: PrivateRedis, prefix: str) -> None:
+async def test_closing_during_a_sync_ends(redis: PrivateRedis, prefix: str) -> None:
     """The Redis client can swallow a cancellation that arrives with its reply (Python 3.11)."""
     for round_ in range(60):
-        pool = await open_pool(redis.url, prefix=prefix)
+        pool = LimiterPool(redis.url, prefix=prefix)
         await pool.store.set(ENDPOINT, MODEL, LimitSettings(max_concurrency=1))
         limiter = pool.limiter(ENDPOINT, MODEL)
-        await (await limiter.acquire(run="r", estimated_tokens=0)).release()
-        await limiter.note_rate_limited(0.001)  # Asks at once.
+        (await limiter.acquire(run="r", estimated_tokens=0)).settle(0)
+        limiter.pause(0.001)  # Syncs at once.
         for _ in range(round_ % 12):
             await asyncio.sleep(0)
         async with asyncio.timeout(20):

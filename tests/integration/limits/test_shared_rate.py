@@ -48,7 +48,7 @@ async def test_tokens_are_limited_by_their_weight(fleet: Fleet) -> None:
 
 
 @one_of_three
-async def test_a_call_below_the_limit_costs_about_one_ledger_call(fleet: Fleet) -> None:
+async def test_a_call_below_the_limit_costs_about_one_call_of_redis(fleet: Fleet) -> None:
     await fleet.limit(requests_per_minute=12_000)
     await fleet.start(*[hungry(10, think_s=0.2)] * 3, seconds=4)
     report = await fleet.report()

@@ -1,7 +1,7 @@
-"""The one task of a limiter that talks to the ledger: when it is due, and through outages.
+"""The one task of a limiter that talks to Redis: runs each sync when it is due, also after outages.
 
-`Limiter` says what a step does and when the next is due. A step that fails is logged once per
-outage and repeated with growing pauses for as long as it takes; nobody is let through meanwhile.
+`Limiter` supplies the sync and the time of the next one. A failed sync is logged once per outage
+and repeated with growing delays until it succeeds; limited calls wait meanwhile.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ REMIND_S = 30.0
 _log = logging.getLogger(__name__)
 
 
-class Pump:
-    """Runs `step` whenever `due()` has come, in the loop that first wakes it."""
+class SyncLoop:
+    """Runs `sync` whenever `due()` has come, in the event loop that first wakes it."""
 
     def __init__(
-        self, step: Callable[[], Awaitable[None]], due: Callable[[], float], *, name: str
+        self, sync: Callable[[], Awaitable[None]], due: Callable[[], float], *, name: str
     ) -> None:
-        self.outage: Exception | None = None
-        self._step = step
+        self.is_outage = False
+        self._sync = sync
         self._due = due
         self._name = name
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._is_stopping = False
-        self._since = self._reminded_at = 0.0
-        self._pause_s = RETRY_FIRST_S
+        self._since = self._logged_at = 0.0
+        self._delay_s = RETRY_FIRST_S
 
     def wake(self) -> None:
-        """Look at `due()` again; callers of the same tick are served by one step."""
+        """Evaluate `due()` again; one sync serves all callers of the same tick."""
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(
                 self._run(), name=f"limits {self._name}"
@@ -56,10 +56,10 @@ class Pump:
         while not self._is_stopping:
             await self._wait_until_due()
             try:
-                await self._step()
-            # A service loop: whatever a step raises, the callers that wait must not wait for ever.
+                await self._sync()
+            # A service loop: after any error of a sync, the waiting callers still need the next.
             except Exception as error:
-                await self._sit_out(error)
+                await self._wait_after(error)
             else:
                 self._end_outage()
 
@@ -73,33 +73,29 @@ class Pump:
             except TimeoutError:
                 pass
 
-    async def _sit_out(self, error: Exception) -> None:
+    async def _wait_after(self, error: Exception) -> None:
         now = asyncio.get_running_loop().time()
-        if self.outage is None:
-            self._since, self._reminded_at, self._pause_s = now, now, RETRY_FIRST_S
-            # A traceback is for bugs; an unreachable server has said all in its message.
+        if not self.is_outage:
+            self.is_outage = True
+            self._since, self._logged_at, self._delay_s = now, now, RETRY_FIRST_S
             _log.warning(
                 "Limits of %s: %s Calls wait; trying again.",
                 self._name,
                 error,
+                # A traceback is for bugs; the message of an unreachable server says enough.
                 exc_info=None if isinstance(error, PipelineError) else error,
             )
-        elif now - self._reminded_at > REMIND_S:
-            self._reminded_at = now
+        elif now - self._logged_at > REMIND_S:
+            self._logged_at = now
+            outage_s = now - self._since
             _log.warning(
-                "Limits of %s: still unavailable after %.0f s. %s",
-                self._name,
-                now - self._since,
-                error,
+                "Limits of %s: still unavailable after %.0f s. %s", self._name, outage_s, error
             )
-        self.outage = error
-        await asyncio.sleep(self._pause_s)
-        self._pause_s = min(self._pause_s * 2, RETRY_LAST_S)
+        await asyncio.sleep(self._delay_s)
+        self._delay_s = min(self._delay_s * 2, RETRY_LAST_S)
 
     def _end_outage(self) -> None:
-        if self.outage is not None:
-            now = asyncio.get_running_loop().time()
-            _log.warning(
-                "Limits of %s: available again after %.1f s.", self._name, now - self._since
-            )
-            self.outage = None
+        if self.is_outage:
+            self.is_outage = False
+            outage_s = asyncio.get_running_loop().time() - self._since
+            _log.warning("Limits of %s: available again after %.1f s.", self._name, outage_s)

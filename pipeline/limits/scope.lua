@@ -1,4 +1,4 @@
--- One book: what ends it, what may be reserved in it. Mirrored by memory.py; used by grant.lua.
+-- The steps of a sync within one scope: record the report, reserve slots, save.
 
 local BACKOFF_BASE_S, BACKOFF_MAX_S, RETRY_AFTER_MAX_S = 1, 60, 300
 local BACKOFF_MEMORY_S = 10
@@ -30,18 +30,18 @@ local function owe(cost)
   end
 end
 
-local function book(ask, process, version, now)
-  learn(ask.ok, ask.congested, ask.latency_sum, now)
-  hold(process, ask.held, now, ask.lease)
+local function record(request, process, version, now)
+  learn(request.usage.ok, request.usage.congested, request.usage.latency_sum_s, now)
+  hold(process, request.held, now, request.lease_s)
   redis.call('ZREMRANGEBYSCORE', FREE, '-inf', '(' .. exactly(now))
-  -- What was reserved or estimated under other limits means nothing under these.
+  -- Slots and estimates under other limits do not count under these.
   if version == pace.version then
-    owe(ask.owed * pace.token_interval)
+    owe(request.usage.tokens_owed * pace.token_interval)
     local rated = pace.request_interval > 0 or pace.token_interval > 0
-    for _, returned in ipairs(ask.returned) do
-      if rated and returned[1] >= math.max(now, state.pause_until) then
+    for _, returned in ipairs(request.returned) do
+      if rated and returned.at >= math.max(now, state.pause_until) then
         state.returned = state.returned + 1
-        redis.call('ZADD', FREE, exactly(returned[1]), returned[2] .. ':' .. state.returned)
+        redis.call('ZADD', FREE, exactly(returned.at), returned.tokens .. ':' .. state.returned)
       end
     end
   end
@@ -113,25 +113,24 @@ local function take_slot(slot, free, tokens)
   end
 end
 
-local function enter(ask, process)
+local function read_demands(request, process)
   local demands = {}
-  for i, given in ipairs(ask.demands) do
-    local run, weight, waiting = given[1], given[2], given[3]
-    local flow = flow_of(run, process)
-    tell(flow, run, weight, waiting)
+  for i, given in ipairs(request.demands) do
+    local flow = flow_of(given.run, process)
+    set_waiting(flow, given.run, given.weight, given.waiting)
     local tag = tonumber(redis.call('ZSCORE', FLOWS, flow) or 0)
     demands[i] = {
-      index = i - 1, run = run, weight = weight, waiting = waiting,
-      estimates = given[4], flow = flow, tag = tag, taken = 0,
+      run = given.run, weight = given.weight, waiting = given.waiting,
+      estimates = given.estimates, flow = flow, tag = tag, taken = 0,
     }
   end
   return demands
 end
 
-local function settle(demands, due)
+local function save_demands(demands, due)
   for _, demand in ipairs(demands) do
     local left = demand.waiting - demand.taken
-    tell(demand.flow, demand.run, demand.weight, left)
+    set_waiting(demand.flow, demand.run, demand.weight, left)
     if left > 0 then
       redis.call('ZADD', DUE, exactly(due), demand.flow)
     end
@@ -143,32 +142,24 @@ local function is_limited()
     or pace.adaptive == 1
 end
 
--- A day after its last call a state is forgotten, so nothing older is claimed.
+-- The state expires a day after its last call, so an older time is not known.
 local function unused(now)
   local set_at = math.max((pace.version or 0) / 1000, now - KEEP_S)
   return is_limited() and state.granted_at < set_at and math.max(0, now - set_at) or nil
 end
 
 local self = {state = state, pace = pace, clock = clock, exactly = exactly}
-self.is_limited, self.unused = is_limited, unused
+self.is_limited, self.unused, self.back_off = is_limited, unused, back_off
 self.next_slot, self.bucket_slot = next_slot, bucket_slot
 
-function self.begin(ask, process, version, now)
+function self.begin(request, process, version, now)
   self.process = process
-  mend_clock(now)
+  correct_clock(now)
   state.calls = state.calls + 1
   reclaim_expired(now)
   drop_silent(now)
-  book(ask, process, version, now)
-  self.demands = enter(ask, process)
-end
-
-function self.back_off(asked, now)
-  back_off(asked, now)
-end
-
-function self.fix_cap()
-  self.cap = cap_in_force()
+  record(request, process, version, now)
+  self.demands, self.cap = read_demands(request, process), cap_in_force()
 end
 
 function self.refusal(index, slot, limit, granted, now)
@@ -186,9 +177,9 @@ function self.take(index, slot, free, tokens)
   demand.taken = demand.taken + 1
 end
 
-function self.close(ask, granted, retry_in, now)
-  hold(self.process, ask.held + granted, now, ask.lease)
-  settle(self.demands, now + 2 * retry_in + SILENT_S)
+function self.close(request, granted, retry_in, now)
+  hold(self.process, request.held + granted, now, request.lease_s)
+  save_demands(self.demands, now + 2 * retry_in + SILENT_S)
   redis.call('ZREMRANGEBYSCORE', IDLE, '-inf', exactly(state.virtual))
   state.granted = state.granted + granted
   if granted > 0 then

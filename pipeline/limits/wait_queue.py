@@ -1,7 +1,7 @@
 """The callers of one run that wait in this process, and the slots reserved for them.
 
-A slot belongs to the run, not to a caller: whoever is first when it is due takes it, so a caller
-that stops waiting leaves no hole. Used by `Limiter`, which owns time and the ledger.
+A slot belongs to the run and not to a caller: the first caller takes it when it is due, so a caller
+that stops waiting leaves no gap. Used by `Limiter`. Reads no clock.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ class Waiter:
     """One caller; its future gets the lease."""
 
     tokens: int
-    since: float
     future: asyncio.Future[Lease]
 
 
@@ -29,14 +28,14 @@ class Slot:
     """A time at which one call may start."""
 
     at: float  #: in this process's clock
-    ledger_at: float = field(compare=False)
+    server_at: float = field(compare=False)  #: in the Redis server's clock
     tokens: int = field(compare=False)
     expires_at: float = field(compare=False)
 
 
 @dataclass(eq=False, slots=True)
-class Line:
-    """One run's waiting callers, first come first, and its slots, soonest first."""
+class WaitQueue:
+    """Waiting callers, first come first, and slots, soonest first."""
 
     run: str
     weight: float
@@ -45,26 +44,34 @@ class Line:
 
     @property
     def unreserved(self) -> int:
-        """Count the callers that no slot is reserved for."""
+        """Count the callers for which no slot is reserved."""
         return max(0, len(self.waiters) - len(self.slots))
 
-    def estimates(self, most: int) -> tuple[int, ...]:
-        """Give the token estimates of the first of them."""
+    def estimates(self, limit: int) -> tuple[int, ...]:
+        """Return the token estimates of the first of these callers."""
         start = len(self.slots)
-        return tuple(waiter.tokens for waiter in islice(self.waiters, start, start + most))
+        return tuple(waiter.tokens for waiter in islice(self.waiters, start, start + limit))
+
+    def next_waiter(self) -> Waiter | None:
+        """Take out the first caller that still waits."""
+        while self.waiters:
+            waiter = self.waiters.popleft()
+            if not waiter.future.done():
+                return waiter
+        return None
 
     def reserve(self, slot: Slot) -> None:
         """Add a slot in its order."""
         insort(self.slots, slot)
 
     def take_surplus(self) -> list[Slot]:
-        """Take out the latest slots that nobody waits for any more."""
+        """Take out the latest slots, as many as there are more slots than callers."""
         surplus = self.slots[len(self.waiters) :]
         del self.slots[len(self.waiters) :]
         return surplus
 
     def drop_before(self, at: float) -> int:
-        """Forget the slots before a time; say how many."""
+        """Remove the slots before a time; return their number."""
         kept = [slot for slot in self.slots if slot.at >= at]
         dropped = len(self.slots) - len(kept)
         self.slots = kept
