@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fixtures.offline_policy import serving
 from sqlalchemy import Engine, text
 
 from pipeline.contract.messages import Completion, RolloutRequest
@@ -33,7 +34,6 @@ from workers.core.registry import clear_registry
 from workers.core.tool_registry import get_global_tool_registry
 from workers.llm.providers import make_client
 from workers.offline_policy.policy import OfflinePolicyOptions
-from workers.offline_policy.server import serving
 from workers.process.execution import execute
 from workers.process.plugins import load_plugins
 from workers.process.runtime import Runtime

@@ -10,23 +10,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import aiohttp
 import anthropic
-import httpx2
 
 from workers.core.model_response import ModelResponse
 from workers.llm.anthropic_format import anthropic_request, response_of
 from workers.llm.call_errors import HttpAnswer
 from workers.llm.chat_answers import read_json_answer
-from workers.llm.chat_client import ChatClient
-from workers.llm.connections import shared_connection
-from workers.llm.sdk_answers import SDK_TIMEOUT, http_options, transport_error
+from workers.llm.sdk_client import SdkClient
 
 ANTHROPIC_BASE_URL = "https://api.anthropic.com"
 DEFAULT_MODEL = "claude-sonnet-4-5"
 
 
-class ClaudeAPIClient(ChatClient):
+class ClaudeAPIClient(SdkClient):
     """Claude behind the interface of `ChatClient`; token ids and logprobs are not to be had here.
 
     Args:
@@ -37,6 +33,8 @@ class ClaudeAPIClient(ChatClient):
     """
 
     _path = "/v1/messages"
+    _status_error = anthropic.APIStatusError
+    _connection_error = anthropic.APIConnectionError
 
     def __init__(
         self,
@@ -62,40 +60,6 @@ class ClaudeAPIClient(ChatClient):
     def _read(self, answer: HttpAnswer) -> ModelResponse:
         return response_of(read_json_answer(answer, self._url), self._url)
 
-    async def _post(self, body: bytes) -> HttpAnswer:
-        sdk = shared_connection(
-            self, ("anthropic", self.base_url, self.api_key, self.max_answer_bytes), self._connect
-        )
-        try:
-            answer = await sdk.client.post(
-                self._path,
-                cast_to=httpx2.Response,
-                content=body,
-                options={"headers": {**sdk.headers, **self._headers}},
-            )
-        except anthropic.APIStatusError as error:
-            answer = error.response
-        except (anthropic.APIConnectionError, aiohttp.ClientError, OSError) as error:
-            raise transport_error(self._url, error) from error
-        return HttpAnswer(answer.status_code, answer.headers, answer.content)
-
-    def _connect(self) -> _SharedSdk:
-        return _SharedSdk(self)
-
-
-class _SharedSdk:
-    def __init__(self, owner: ClaudeAPIClient) -> None:
-        self.client = anthropic.AsyncAnthropic(
-            base_url=owner.base_url,
-            # An empty key would send the SDK looking for credentials in the environment.
-            api_key=owner.api_key or "none",
-            max_retries=0,
-            timeout=SDK_TIMEOUT,
-            http_client=anthropic.DefaultAioHttpClient(
-                **http_options(owner.base_url, owner.max_answer_bytes)
-            ),
-        )
-        self.headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
-
-    async def aclose(self) -> None:
-        await self.client.close()
+    def _make_sdk(self, **options: Any) -> anthropic.AsyncAnthropic:
+        http_client = anthropic.DefaultAioHttpClient(**self._http_options())
+        return anthropic.AsyncAnthropic(http_client=http_client, **options)

@@ -10,13 +10,13 @@ from collections.abc import Awaitable
 from typing import Literal, Protocol
 
 #: What became of a call: answered, refused with 429, no answer in time, or anything else.
-CallEnd = Literal["ok", "rate_limited", "timeout", "error"]
+CallStatus = Literal["ok", "rate_limited", "timeout", "error"]
 
 
 class CallLease(Protocol):
     """Leave to make one call; `settle` ends it and is called exactly once."""
 
-    def settle(self, actual_tokens: int, outcome: CallEnd) -> Awaitable[None] | None:
+    def settle(self, actual_tokens: int, outcome: CallStatus) -> Awaitable[None] | None:
         """Replace the estimate by what the call really used, and give the slot back."""
         ...
 

@@ -15,7 +15,7 @@ from inspect import isawaitable
 
 from pipeline.contract.errors import ModelError, ModelRateLimit, ModelTransportError
 from workers.core.model_response import ModelResponse
-from workers.llm.call_limits import CallEnd, CallLease, CallLimiter
+from workers.llm.call_limits import CallLease, CallLimiter, CallStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class CallRetryPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class CallOutcome:
+class CallResult:
     """The answer of a call, and what it took to get it."""
 
     response: ModelResponse
@@ -78,7 +78,7 @@ class CallRetries:
         *,
         limiter: CallLimiter | None = None,
         estimated_tokens: int = 0,
-    ) -> CallOutcome:
+    ) -> CallResult:
         """Send until it works or the bounds are met.
 
         Raises:
@@ -110,7 +110,7 @@ class CallRetries:
                     rate_limit_wait_s += delay_s
                 continue
             latency_ms = (self._clock() - sent) * 1000
-            return CallOutcome(response, retries, waited_s, rate_limit_wait_s, latency_ms)
+            return CallResult(response, retries, waited_s, rate_limit_wait_s, latency_ms)
 
 
 async def _settled(
@@ -120,7 +120,7 @@ async def _settled(
         return await send()
     # A cancelled or timed-out call may well have been computed: it is charged as estimated.
     actual_tokens = estimated_tokens
-    end: CallEnd = "error"
+    end: CallStatus = "error"
     try:
         response = await send()
         end = "ok"

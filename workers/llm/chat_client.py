@@ -19,7 +19,7 @@ from pipeline.contract.errors import ConfigError, ModelError, ModelRateLimit, Mo
 from workers.core.model_response import ModelResponse
 from workers.llm.call_errors import HttpAnswer, malformed
 from workers.llm.call_limits import CallLimiter
-from workers.llm.call_retries import CallOutcome, CallRetries, CallRetryPolicy
+from workers.llm.call_retries import CallResult, CallRetries, CallRetryPolicy
 from workers.llm.chat_answers import read_completion
 from workers.llm.connections import release_connections
 from workers.llm.json_text import dump_json
@@ -53,7 +53,7 @@ class PreparedCall:
         """
         return await self.client.try_once(self.body)
 
-    def response_of(self, outcome: CallOutcome) -> ModelResponse:
+    def response_of(self, outcome: CallResult) -> ModelResponse:
         """Return the answer with what it took to get it."""
         metadata: dict[str, Any] = {
             **outcome.response.metadata,

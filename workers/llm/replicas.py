@@ -15,7 +15,7 @@ from typing import Any
 
 from pipeline.contract.errors import ModelError, ModelTransportError
 from workers.core.model_response import ModelResponse
-from workers.llm.call_limits import CallEnd, CallLease
+from workers.llm.call_limits import CallLease, CallStatus
 from workers.llm.chat_client import ChatClient, PreparedCall
 
 log = logging.getLogger(__name__)
@@ -203,5 +203,5 @@ class _RoutedCall:
 class _NoLease:
     """Leave where nothing is limited."""
 
-    def settle(self, actual_tokens: int, outcome: CallEnd) -> None:
+    def settle(self, actual_tokens: int, outcome: CallStatus) -> None:
         """Do nothing."""

@@ -13,13 +13,6 @@ from hashlib import blake2b
 MAX_FAILURES_IN_A_ROW = 3
 
 
-class Failure(StrEnum):
-    """An injected failure of one HTTP call."""
-
-    RATE_LIMIT = "rate_limit"  #: 429 with Retry-After
-    SERVER_ERROR = "server_error"  #: 500
-
-
 class Mishap(StrEnum):
     """Something that goes wrong once in one sample's conversation."""
 
@@ -74,8 +67,8 @@ def wrong_by(seed: int, prompt_text: str, sample_key: object) -> int:
 
 def failure_of_call(
     seed: int, call_key: tuple[str, object, int], nth: int, rate: float
-) -> Failure | None:
-    """Say how the nth identical call (from 0) fails.
+) -> Mishap | None:
+    """Say how the nth identical call (from 0) fails: by a 429, a 500 or not at all.
 
     Args:
         seed: The server's `--seed`.
@@ -89,7 +82,7 @@ def failure_of_call(
     value = draw(seed, "error", prompt_text, sample_key, n_messages, nth)
     if value >= rate:
         return None
-    return Failure.RATE_LIMIT if value < rate / 2 else Failure.SERVER_ERROR
+    return Mishap.RATE_LIMIT if value < rate / 2 else Mishap.SERVER_ERROR
 
 
 def mishap_of_sample(seed: int, prompt_text: str, sample_key: object, rate: float) -> Mishap | None:

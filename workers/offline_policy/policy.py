@@ -1,7 +1,7 @@
 """The offline policy: an OpenAI-compatible server that stands in for a model, and is none.
 
 `rollout offline-policy`, the demo and the tests run it. It owns the HTTP side: requests in,
-completions, streams and injected failures out; what it says is in `offline_rules`. Plain ASGI,
+completions, streams and injected failures out; the answers are made in `rules`. Plain ASGI,
 because a framework would cost more than the answer. Must not: be named a model anywhere.
 """
 
@@ -27,13 +27,15 @@ from workers.offline_policy.asgi_answers import (
 )
 from workers.offline_policy.completion import POLICY_NAME, completion, policy_card, stream_chunks
 from workers.offline_policy.draws import (
-    Failure,
     Mishap,
     expected_is_wrong,
     failure_of_call,
     mishap_of_sample,
 )
 from workers.offline_policy.rules import Reply, Task, read_task, reply_to
+
+#: The mishaps that strike the first call of a sample; the others are in the answer.
+_MISHAPS_OF_A_CALL = frozenset({Mishap.RATE_LIMIT, Mishap.SERVER_ERROR, Mishap.STALL})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,14 +172,14 @@ class OfflinePolicy:
         if failure is None:
             return False
         self.counts[failure.value] += 1
-        if failure is Failure.RATE_LIMIT:
+        if failure is Mishap.RATE_LIMIT:
             wait_ms = self.options.retry_after_ms
             headers = [
                 (b"retry-after", str(-(-wait_ms // 1000)).encode()),
                 (b"retry-after-ms", str(wait_ms).encode()),
             ]
             await send_error(send, 429, "Injected rate limit.", "rate_limit_exceeded", headers)
-        elif failure is Failure.SERVER_ERROR:
+        elif failure is Mishap.SERVER_ERROR:
             await send_error(send, 500, "Injected server error.", "server_error")
         elif failure is Mishap.BAD_REQUEST:
             await send_error(send, 400, "Injected refusal of this prompt.", "invalid_prompt")
@@ -186,15 +188,13 @@ class OfflinePolicy:
             return False
         return True
 
-    def _failure(self, call: _Call) -> Failure | Mishap | None:
+    def _failure(self, call: _Call) -> Mishap | None:
         if call.mishap is Mishap.BAD_REQUEST:
             return Mishap.BAD_REQUEST
         call_key = (call.task.prompt_text, call.sample_key, len(call.request["messages"]))
         nth = self._failures[call_key]
-        failure: Failure | Mishap | None = None
-        if nth == 0 and call.task.turn == 0:
-            failure = _failure_of_mishap(call.mishap)
-        if failure is None:
+        failure = call.mishap if nth == 0 and call.task.turn == 0 else None
+        if failure not in _MISHAPS_OF_A_CALL:
             failure = failure_of_call(self.options.seed, call_key, nth, self.options.errors)
         if failure is None:
             # Forgotten once it got through: only calls that are failing now take memory.
@@ -219,14 +219,3 @@ class OfflinePolicy:
     def _version_headers(self) -> list[tuple[bytes, bytes]]:
         version = self.options.policy_version
         return [] if version is None else [(b"x-policy-version", str(version).encode())]
-
-
-def _failure_of_mishap(mishap: Mishap | None) -> Failure | Mishap | None:
-    match mishap:
-        case Mishap.RATE_LIMIT:
-            return Failure.RATE_LIMIT
-        case Mishap.SERVER_ERROR:
-            return Failure.SERVER_ERROR
-        case Mishap.STALL:
-            return Mishap.STALL
-    return None

@@ -1,17 +1,14 @@
-"""Runs the offline policy under uvicorn: as a process of its own, or inside a running loop.
+"""Runs the offline policy under uvicorn, as a process of its own.
 
-`rollout offline-policy` calls `run_server`; tests and the demo may use `serving`. Must not:
-listen anywhere but where the options say (loopback by default).
+`rollout offline-policy` calls `run_server`. Must not: listen anywhere but where the options say
+(loopback by default).
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 
 import uvicorn
 
@@ -34,53 +31,9 @@ def run_server(options: OfflinePolicyOptions) -> None:
     """
     policy = OfflinePolicy.from_options(options)
     listener = _listen(options)
-    server = _Server(_config(policy, loop="uvloop"), on_ready=lambda: _print_ready(listener))
-    server.run(sockets=[listener])
-
-
-@asynccontextmanager
-async def serving(
-    options: OfflinePolicyOptions | None = None,
-) -> AsyncIterator[tuple[str, OfflinePolicy]]:
-    """Serve inside the running loop; yields the base URL (with `/v1`) and the application."""
-    options = options or OfflinePolicyOptions()
-    policy = OfflinePolicy.from_options(options)
-    listener = _listen(options)
-    ready = asyncio.Event()
-    server = _Server(_config(policy, loop="none"), on_ready=ready.set)
-    task = asyncio.create_task(server.serve_quietly(listener))
-    waiting = asyncio.create_task(ready.wait())
-    try:
-        await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            task.result()
-        yield _base_url(listener), policy
-    finally:
-        waiting.cancel()
-        server.should_exit = True
-        server.force_exit = True
-        await task
-        listener.close()
-
-
-class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, *, on_ready: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._on_ready = on_ready
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self._on_ready()
-
-    async def serve_quietly(self, listener: socket.socket) -> None:
-        # Not `serve`: that would take over the signal handlers of the process it is a guest in.
-        await self._serve(sockets=[listener])
-
-
-def _config(policy: OfflinePolicy, *, loop: str) -> uvicorn.Config:
-    return uvicorn.Config(
+    config = uvicorn.Config(
         policy,
-        loop=loop,
+        loop="uvloop",
         lifespan="off",
         log_level="warning",
         access_log=False,
@@ -90,6 +43,17 @@ def _config(policy: OfflinePolicy, *, loop: str) -> uvicorn.Config:
         timeout_keep_alive=30,
         timeout_graceful_shutdown=2,
     )
+    _Server(config, listener).run(sockets=[listener])
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, listener: socket.socket) -> None:
+        super().__init__(config)
+        self._listener = listener
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        _print_ready(self._listener)
 
 
 def _listen(options: OfflinePolicyOptions) -> socket.socket:
@@ -110,16 +74,12 @@ def _listen(options: OfflinePolicyOptions) -> socket.socket:
     return listener
 
 
-def _base_url(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
-
-
 def _print_ready(listener: socket.socket) -> None:
+    host, port = listener.getsockname()[:2]
     line = {
         "ready": True,
-        "base_url": _base_url(listener),
-        "port": listener.getsockname()[1],
+        "base_url": f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1",
+        "port": port,
         "pid": os.getpid(),
         "stand_in": POLICY_NAME,
     }

@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 import openai
 import pytest
+from fixtures.offline_policy import serving
 
 from pipeline.contract.errors import InputError, ModelBadRequest
 from workers.llm.call_retries import CallRetryPolicy
@@ -20,7 +21,6 @@ from workers.llm.connections import close_connections
 from workers.llm.lean_client import LeanClient
 from workers.offline_policy.draws import Mishap, expected_is_wrong, mishap_of_sample
 from workers.offline_policy.policy import OfflinePolicyOptions
-from workers.offline_policy.server import serving
 
 FAST = CallRetryPolicy(max_retries=3, base_s=0.001)
 

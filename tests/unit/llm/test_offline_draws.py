@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from workers.offline_policy.draws import (
     MAX_FAILURES_IN_A_ROW,
-    Failure,
     Mishap,
     draw,
     expected_is_wrong,
@@ -31,8 +30,8 @@ def test_the_rates_are_met_over_many_samples() -> None:
     wrong = sum(expected_is_wrong(7, *key, 0.2) for key in keys)
     failures = Counter(failure_of_call(7, (*key, 2), 0, 0.1) for key in keys)
     assert 0.17 < wrong / 4000 < 0.23
-    assert 0.03 < failures[Failure.RATE_LIMIT] / 4000 < 0.07
-    assert 0.03 < failures[Failure.SERVER_ERROR] / 4000 < 0.07
+    assert 0.03 < failures[Mishap.RATE_LIMIT] / 4000 < 0.07
+    assert 0.03 < failures[Mishap.SERVER_ERROR] / 4000 < 0.07
 
 
 def test_being_wrong_and_failing_have_nothing_to_do_with_each_other() -> None:
