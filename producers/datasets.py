@@ -18,13 +18,12 @@ from typing import Any
 from pipeline.contract.errors import InputError
 from producers.huggingface_rows import (
     PREFIX,
-    count_saved,
     is_saved_dataset,
     read_hub,
     read_saved,
 )
-from producers.jsonl_rows import count_lines, read_jsonl
-from producers.parquet_rows import count_parquet, read_parquet
+from producers.jsonl_rows import read_jsonl
+from producers.parquet_rows import read_parquet
 from producers.prompt_fields import NoPrompt, make_payload
 from producers.rows import (
     E_DUPLICATE,
@@ -103,20 +102,6 @@ def read_prompts(
             raise InputError(f"{source} has no rows.", code=E_EMPTY)
 
     return itertools.islice(prompts(), limit)
-
-
-def count_prompts(source: str | Path, *, split: str = "train") -> int | None:
-    """Say cheaply how many rows a source has, good or bad; None where that needs a download.
-
-    Blank lines of a JSON Lines file are counted: it is a figure for progress, not a promise.
-    """
-    text = str(source)
-    if text.startswith(PREFIX):
-        return None
-    path = _existing(text)
-    if path.is_dir():
-        return count_saved(path, split)
-    return count_parquet(path) if _is_parquet(path) else count_lines(path)
 
 
 class _Refused(Exception):

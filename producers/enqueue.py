@@ -7,7 +7,7 @@ same run again adds nothing; after a crash in the middle it adds what is missing
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -44,7 +44,6 @@ def enqueue(
     source: PromptSource,
     prompts: Iterable[Prompt],
     origin: RunOrigin | None = None,
-    on_chunk: Callable[[int], None] = lambda _: None,
 ) -> EnqueueReport:
     """Enqueue prompts for rollout; memory stays flat however many there are.
 
@@ -55,7 +54,6 @@ def enqueue(
         source: Dataset, split and epoch, which with the row number make a prompt's identity.
         prompts: Read lazily.
         origin: Where the run comes from; kept when it is created.
-        on_chunk: Told the number of prompts read so far.
 
     Raises:
         InputError: The slug cannot name a run, or a prompt cannot be read. Chunks before it are
@@ -74,14 +72,10 @@ def enqueue(
         return created, add_prompts(connection, created, source, first)
 
     stored, added = transact(engine, begin)
-    read = len(first)
-    on_chunk(read)
     for rows in chunks:
         added += transact(
             engine, lambda connection, rows=rows: add_prompts(connection, stored, source, rows)
         )
-        read += len(rows)
-        on_chunk(read)
     transact(engine, lambda connection: seal_run(connection, stored))
     total = transact(engine, lambda connection: count_prompts(connection, stored))
     return EnqueueReport(

@@ -44,11 +44,6 @@ def read_saved(path: Path, split: str) -> Iterator[Row]:
     yield from _rows(str(path), _load_saved(path, split))
 
 
-def count_saved(path: Path, split: str) -> int:
-    """Return the number of rows of a saved split."""
-    return len(_load_saved(path, split))
-
-
 def _load_saved(path: Path, split: str) -> Any:
     library = _library(str(path))
     with _errors_of(str(path)):

@@ -51,16 +51,6 @@ def read_jsonl(path: Path, *, max_line_bytes: int) -> Iterator[Row | BadRow]:
             yield Row(line_no - 1, location, columns)
 
 
-def count_lines(path: Path) -> int:
-    """Count the lines of a file without looking into them."""
-    count, last = 0, b"\n"
-    with _opened(path) as stream, _read_errors(path):
-        while chunk := stream.read(CHUNK_BYTES):
-            count += chunk.count(b"\n")
-            last = chunk[-1:]
-    return count + (last != b"\n")
-
-
 def _lines(path: Path, max_line_bytes: int) -> Iterator[tuple[int, int, bytes]]:
     """Yield (line number, byte offset, line), cutting a line that is too long after the limit."""
     line_no, offset = 0, 0
@@ -114,8 +104,8 @@ def _malformed(text: str, error: json.JSONDecodeError) -> _BadLine:
     remedy = ""
     if text.strip() in ("{", "["):
         remedy = "One document over many lines? Write one object a line: jq -c '.[]? // .' FILE."
-    said = error.msg.removesuffix(" at").removesuffix(" starting")
-    return _BadLine(E_ROW, f"malformed JSON at column {error.colno}: {said}", remedy)
+    message = error.msg.removesuffix(" at").removesuffix(" starting")
+    return _BadLine(E_ROW, f"malformed JSON at column {error.colno}: {message}", remedy)
 
 
 def _not_an_object(text: str, value: object) -> _BadLine:

@@ -29,12 +29,6 @@ def read_parquet(path: Path) -> Iterator[Row]:
             raise _damaged(path, error, f" after row {row_no}") from error
 
 
-def count_parquet(path: Path) -> int:
-    """Read the number of rows from the file's footer."""
-    with _opened(path) as file:
-        return file.metadata.num_rows
-
-
 def _opened(path: Path) -> Any:
     try:
         from pyarrow import parquet

@@ -95,9 +95,9 @@ def worker_environment(
     the caller's options name. Any other endpoint is called without a key.
     """
     own = urls_of(settings.llm.base_url)
-    told: dict[str, str] = {}
+    variables: dict[str, str] = {}
     if all(_is_among(url, own or named) for url in endpoints.urls):
-        told["ROLLOUT_LLM__BASE_URL"] = json.dumps(own or endpoints.urls)
+        variables["ROLLOUT_LLM__BASE_URL"] = json.dumps(own or endpoints.urls)
     else:
         if settings.llm.api_key and not own:
             note(
@@ -105,10 +105,10 @@ def worker_environment(
                 "To send yours, give --base-url or set OPENAI_BASE_URL."
             )
         allowed = [*settings.worker.allowed_base_urls, *endpoints.urls]
-        told["ROLLOUT_WORKER__ALLOWED_BASE_URLS"] = json.dumps(allowed)
+        variables["ROLLOUT_WORKER__ALLOWED_BASE_URLS"] = json.dumps(allowed)
     if settings.llm.model is None and endpoints.model is not None:
-        told["ROLLOUT_LLM__MODEL"] = endpoints.model
-    return told
+        variables["ROLLOUT_LLM__MODEL"] = endpoints.model
+    return variables
 
 
 def probe(settings: Settings, base_url: str, *, named: Collection[str] = ()) -> Probe:

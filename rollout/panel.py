@@ -16,7 +16,7 @@ from pipeline.store.status import RunStatus
 from pipeline.store.wait_reasons import duration
 from rollout.output import console, counts, note, number, safe_text
 from rollout.pace import Pace
-from rollout.status_text import describe_calls
+from rollout.tables import describe_calls
 
 Show = Callable[["RunStatus"], None]
 

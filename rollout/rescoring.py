@@ -234,10 +234,10 @@ class RescoreWait:
             WaitTimeout: None came for too long.
         """
         while len(self._pending) > most:
-            heard = self._listener.hear(_LOOK_S)
-            if heard is None:
+            payloads = self._listener.hear(_LOOK_S)
+            if payloads is None:
                 self._catch_up()
-            for payload in heard or ():
+            for payload in payloads or ():
                 self._take(Verdicts.read(payload))
             self._check()
             self._show()
@@ -249,7 +249,7 @@ class RescoreWait:
     def _take(self, verdicts: Verdicts) -> None:
         if verdicts.reward != self._reward[:NAME_CHARS]:
             return
-        # At-least-once: a verdict that was heard already is pending no more.
+        # At-least-once: a verdict that came before is pending no more.
         scored = self._pending.intersection(verdicts.scored)
         failed = self._pending.intersection(verdicts.failed)
         self._pending -= scored | failed

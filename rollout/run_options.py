@@ -196,7 +196,9 @@ def _bad_option(error: ValidationError) -> InputError:
             remedy=f"Did you mean {near[0]}?" if near else known,
             code=E_OPTION,
         )
-    said = first["msg"].removeprefix("Value error, ")
+    message = first["msg"].removeprefix("Value error, ")
     if not place:
-        return InputError(f"These options do not go together: {said}.", code=E_OPTION)
-    return InputError(f"{'.'.join(place)} cannot be {first.get('input')!r}: {said}.", code=E_OPTION)
+        return InputError(f"These options do not go together: {message}.", code=E_OPTION)
+    return InputError(
+        f"{'.'.join(place)} cannot be {first.get('input')!r}: {message}.", code=E_OPTION
+    )

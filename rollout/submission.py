@@ -123,8 +123,8 @@ def name_and_split(options: SubmitOptions) -> tuple[str, str]:
 def new_slug(name: str) -> str:
     """Return a run's name made of the dataset's and a few random digits."""
     last = name.rstrip("/").rpartition("/")[2].partition(":")[0].lower()
-    word = "".join(char if char.isascii() and char.isalnum() else "-" for char in last)
-    return f"{word.strip('-')[:40].strip('-') or 'run'}-{secrets.token_hex(2)}"
+    stem = "".join(char if char.isascii() and char.isalnum() else "-" for char in last)
+    return f"{stem.strip('-')[:40].strip('-') or 'run'}-{secrets.token_hex(2)}"
 
 
 class _BadRows:

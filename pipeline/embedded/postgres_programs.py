@@ -78,10 +78,10 @@ def _matching_version(data: Path, installed: list[tuple[int, ...]]) -> tuple[int
 
 
 def _version(root: Path) -> tuple[int, ...]:
-    said = subprocess.run(
+    shown = subprocess.run(
         [str(root / "bin/postgres"), "--version"], capture_output=True, check=False
     ).stdout.decode()
-    number = said.split()[-1] if said else "0"
+    number = shown.split()[-1] if shown else "0"
     return tuple(int(part) for part in number.split(".") if part.isdigit()) or (0,)
 
 

@@ -168,11 +168,11 @@ def _run(argv: list[str], account: Account | None, life_lock: int, *, feed: str 
             **run_as(account),
         )
         output.seek(0)
-        said = output.read().decode("utf-8", "replace")
-    if done.returncode != 0 or "ERROR:" in said:
+        printed = output.read().decode("utf-8", "replace")
+    if done.returncode != 0 or "ERROR:" in printed:
         raise ServiceUnavailable(
             "The private PostgreSQL cluster could not be made.",
-            why="\n".join(said.splitlines()[-12:]),
+            why="\n".join(printed.splitlines()[-12:]),
             code="E211",
         )
 

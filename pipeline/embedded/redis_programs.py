@@ -60,9 +60,9 @@ def _in_wheel() -> Iterator[Path]:
 
 def _version(program: Path) -> tuple[int, ...]:
     """Ask a program for its version; () where it does not run or does not say."""
-    said = ""
+    shown = ""
     with contextlib.suppress(OSError):
         done = subprocess.run([program, "--version"], capture_output=True, check=False)
-        said = done.stdout.decode("utf-8", "replace")
-    found = re.search(r"v=(\d+)\.(\d+)", said)
+        shown = done.stdout.decode("utf-8", "replace")
+    found = re.search(r"v=(\d+)\.(\d+)", shown)
     return (int(found[1]), int(found[2])) if found else ()

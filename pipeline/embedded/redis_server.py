@@ -136,12 +136,12 @@ def _ask(path: Path) -> _Answer:
             return _Answer.SILENT
         try:
             client.sendall(b"PING\r\n")
-            said = client.recv(64)
+            answer = client.recv(64)
         except OSError:
             return _Answer.SILENT
-    if said.startswith(b"+PONG"):
+    if answer.startswith(b"+PONG"):
         return _Answer.READY
-    return _Answer.LOADING if said.startswith(b"-LOADING") else _Answer.SILENT
+    return _Answer.LOADING if answer.startswith(b"-LOADING") else _Answer.SILENT
 
 
 def _quoted(value: str) -> str:

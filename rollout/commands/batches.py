@@ -15,7 +15,8 @@ from pipeline.trainer.export import export_run
 from pipeline.trainer.export_files import STDOUT
 from rollout.deployment import Deployment, opened
 from rollout.options import Json, RunName
-from rollout.output import note, number, print_json, print_table
+from rollout.output import note, print_json
+from rollout.tables import print_batch
 
 Consumer = Annotated[str, typer.Option(metavar="NAME", help="Who trains; part of a batch's key.")]
 Step = Annotated[int, typer.Option(min=0, help="The trainer's step; part of a batch's key.")]
@@ -144,37 +145,6 @@ def batch_json(batch: TrainBatch) -> dict[str, Any]:
         ],
         "replayed": batch.replayed,
     }
-
-
-def print_batch(batch: TrainBatch) -> None:
-    """Print a line for each group of a batch."""
-    again = ", again" if batch.replayed else ""
-    print_table(
-        ("group", "rollouts", "rewards", "mean", "std", "prompt"),
-        [
-            (
-                f"g{group.group_no:06d}",
-                f"{len(group.rollouts)}/{group.n_target}",
-                " ".join(number(rollout.reward, 2) for rollout in group.rollouts),
-                number(group.reward_mean, 2),
-                number(group.reward_std, 2),
-                prompt_preview(group.prompt),
-            )
-            for group in batch.groups
-        ],
-        title=f"{batch.run}, step {batch.step} of {batch.consumer}{again}",
-        right=("mean", "std"),
-    )
-
-
-def prompt_preview(prompt: dict[str, Any], width: int = 60) -> str:
-    """Return the beginning of a prompt on one line."""
-    said = prompt.get("content")
-    if said is None:
-        messages = prompt.get("messages") or [{}]
-        said = messages[-1].get("content", "")
-    line = " ".join(str(said).split())
-    return line if len(line) <= width else line[: width - 1] + "…"
 
 
 def _client(deployment: Deployment, run: str, consumer: str) -> TrainerClient:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from urllib.parse import urlsplit, urlunsplit
 
 import typer
-from pydantic import BaseModel, SecretStr
+from pydantic import SecretStr
 
 from pipeline.settings import load_settings, settings_layers
 from rollout.deployment import settings_flags
@@ -35,7 +35,8 @@ def show(
 ) -> None:
     """Print every setting with its value."""
     flags = settings_flags(ctx)
-    values = dict(_leaves(load_settings(overrides=flags)))
+    settings = load_settings(overrides=flags)
+    values = {name: _plain(value) for name, value in _values(settings.model_dump())}
     origins = _origins(settings_layers(overrides=flags)) if origin else {}
     if as_json:
         print_json(
@@ -54,19 +55,6 @@ def show(
         for name, value in values.items()
     ]
     print_table(("setting", "value", *(("origin",) if origin else ())), rows)
-
-
-def _leaves(model: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name in type(model).model_fields:
-        value = getattr(model, name)
-        if isinstance(value, BaseModel):
-            yield from _leaves(value, f"{prefix}{name}.")
-        elif isinstance(value, dict):
-            yield from ((f"{prefix}{path}", _plain(held)) for path, held in _values({name: value}))
-        elif isinstance(value, SecretStr):
-            yield prefix + name, hide_secret(value.get_secret_value())
-        else:
-            yield prefix + name, list(value) if isinstance(value, tuple) else _plain(value)
 
 
 def _origins(layers: list[tuple[str, dict[str, Any]]]) -> dict[str, str]:
@@ -99,6 +87,10 @@ def hide_secret(secret: str) -> str:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, SecretStr):
+        return hide_secret(value.get_secret_value())
+    if isinstance(value, tuple):
+        return list(value)
     return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
 
 

@@ -1,8 +1,4 @@
-"""`rollout dlq`: messages and rollouts that could not be handled: look, try again, throw away.
-
-A rollout is requeued as an operator's retry; a completion is decoded and recorded again, as the
-collector would have done.
-"""
+"""`rollout dlq`: messages and rollouts that could not be handled: list, try again, delete."""
 
 from __future__ import annotations
 
@@ -11,20 +7,14 @@ from typing import Annotated, Any
 import typer
 from sqlalchemy import Connection
 
-from pipeline.contract.errors import InputError, MalformedMessage, NotAllowed, PipelineError
-from pipeline.contract.rollout import RolloutState
-from pipeline.queue.frames import decode_completions
+from pipeline.contract.errors import InputError, PipelineError
+from pipeline.redrive import redrive
 from pipeline.store.dead_letters import (
     DeadLetter,
     drop_dead_letters,
     get_dead_letter,
     list_dead_letters,
-    mark_redriven,
 )
-from pipeline.store.operations import retry_rollouts
-from pipeline.store.outcomes import record_outcomes
-from pipeline.store.rescores import record_rescores
-from pipeline.store.rollout_filter import RolloutFilter
 from pipeline.store.runs import get_run
 from rollout.deployment import opened
 from rollout.options import DryRun, Json, Yes
@@ -168,61 +158,6 @@ def drop(
         print_json({"dropped": numbers, "dry_run": dry_run})
     else:
         print(f"{len(numbers)} dead letters {'would be' if dry_run else 'are'} dropped.")
-
-
-def redrive(connection: Connection, dead_letter_id: int) -> str:
-    """Give a dead letter another chance and say what came of it.
-
-    Raises:
-        MalformedMessage: It still cannot be decoded.
-        NotFound: There is none of this number.
-        NotAllowed: It is of a kind, or its rollout in a state, in which there is nothing to try.
-    """
-    letter = get_dead_letter(connection, dead_letter_id)
-    match letter.kind:
-        case "rollout":
-            result = _retry_rollout(connection, letter)
-        case "completion":
-            result = _record_completion(connection, letter)
-        case _:
-            raise NotAllowed(
-                f"Dead letter {dead_letter_id} is a {letter.kind}: there is nothing to try again.",
-                why="What it said is long overtaken, or was never ours.",
-                remedy=f"Drop it: rollout dlq drop {dead_letter_id}",
-            )
-    mark_redriven(connection, dead_letter_id)
-    return result
-
-
-def _retry_rollout(connection: Connection, letter: DeadLetter) -> str:
-    assert letter.run is not None
-    run = get_run(connection, letter.run)
-    where = RolloutFilter("r.rollout_id = :dead_rollout", {"dead_rollout": letter.rollout_id})
-    count = retry_rollouts(connection, run, where, state=RolloutState.FAILED)
-    if not count.allowed:
-        raise NotAllowed(
-            f"Rollout {letter.label} is not queued again.",
-            why="It is no longer failed, or its group went on without it.",
-            remedy=f"Drop its letter: rollout dlq drop {letter.dead_letter_id}",
-        )
-    return "queued again"
-
-
-def _record_completion(connection: Connection, letter: DeadLetter) -> str:
-    good, bad = decode_completions(letter.body or b"")
-    if bad:
-        raise MalformedMessage(f"Dead letter {letter.dead_letter_id}: {bad[0].reason}")
-    report = record_outcomes(connection, [c for c in good if c.purpose == "attempt"])
-    unknown = record_rescores(connection, [c for c in good if c.purpose == "rescore"])
-    if report.unknown or unknown:
-        raise NotAllowed(
-            f"Dead letter {letter.dead_letter_id} is of an attempt that this store never "
-            "dispatched.",
-            remedy=f"Drop it: rollout dlq drop {letter.dead_letter_id}",
-        )
-    if report.duplicate:
-        return "known already"
-    return "came too late, kept for audit" if report.superseded else "recorded"
 
 
 def _chosen(connection: Connection, ids: list[int] | None, every: bool) -> list[DeadLetter]:

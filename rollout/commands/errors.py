@@ -15,10 +15,10 @@ from pipeline.store.tracebacks import list_tracebacks
 from pipeline.trainer.bodies import try_read_record
 from rollout.deployment import Deployment, opened
 from rollout.options import Json, RunName
-from rollout.output import counts, note, print_json, print_table, safe_text
+from rollout.output import note, print_json, safe_text
+from rollout.tables import print_errors
 
 _BY = ("class", "tool", "worker")
-_EXAMPLE_CHARS = 240
 
 
 def errors(
@@ -75,11 +75,6 @@ def errors_by_tool(deployment: Deployment, run: Run) -> list[dict[str, Any]]:
     return [{"tool": tool, "calls": n, "errors": failed[tool]} for tool, n in calls.most_common()]
 
 
-def print_errors(rows: list[dict[str, Any]], *, by: str) -> None:
-    """Print what one of the `errors_by_*` functions returned."""
-    {"class": _print_by_class, "tool": _print_by_tool, "worker": _print_by_worker}[by](rows)
-
-
 def _print_tracebacks(tracebacks: list[dict[str, Any]]) -> None:
     if not tracebacks:
         print("No attempt left a traceback.")
@@ -87,31 +82,3 @@ def _print_tracebacks(tracebacks: list[dict[str, Any]]) -> None:
         kind = each["code"] or each["error_class"]
         print(f"── {each['attempts']} × {kind}, the last one {each['label']}")
         print(safe_text(each["traceback"].rstrip()))
-
-
-def _print_by_class(rows: list[dict[str, Any]]) -> None:
-    print_table(
-        ("error class", "code", "attempts", "failed rollouts"),
-        [(row["error_class"], row["code"], row["attempts"], row["rollouts"]) for row in rows],
-        right=("attempts", "failed rollouts"),
-    )
-    for row in rows:
-        if example := row["example"]:
-            message = " ".join(str(example["message"]).split())[:_EXAMPLE_CHARS]
-            print(safe_text(f"{row['code'] or row['error_class']}: {example['label']}: {message}"))
-
-
-def _print_by_tool(rows: list[dict[str, Any]]) -> None:
-    print_table(
-        ("tool", "calls", "errors"),
-        [(row["tool"], row["calls"], row["errors"]) for row in rows],
-        right=("calls", "errors"),
-    )
-
-
-def _print_by_worker(rows: list[dict[str, Any]]) -> None:
-    print_table(
-        ("worker", "attempts", "errors", "by class"),
-        [(row["worker"], row["attempts"], row["errors"], counts(row["by_class"])) for row in rows],
-        right=("attempts", "errors"),
-    )

@@ -77,8 +77,7 @@ def set_(
     if as_json:
         print_json({"endpoint": base_url, "model": named, "limits": _set_limits(wanted)})
     else:
-        told = _described(wanted)
-        print(f"{_model(named)} at {base_url}: {told or 'no limits'}.")
+        print(f"{_model(named)} at {base_url}: {_described(wanted) or 'no limits'}.")
 
 
 def _with_store(ctx: typer.Context, work: Callable[[LimitStore], Awaitable[T]]) -> T:
@@ -139,13 +138,13 @@ def _unused_since(row: LimitStatus) -> datetime | None:
 
 def _unused(row: LimitStatus, rows: list[LimitStatus]) -> str:
     """Say that a limit limits nothing, and which models its endpoint is called for instead."""
-    told = (
+    line = (
         f"Limits of {_model(row.model)} at {row.endpoint} are set, but no call has been counted "
         f"under them since {_unused_since(row):%Y-%m-%d %H:%M:%S} UTC."
     )
     called = [other.model for other in rows if other.endpoint == row.endpoint and other.granted]
     others = [_model(name) for name in called if name != row.model]
-    return f"{told} Calls there are made for: {', '.join(others)}." if others else told
+    return f"{line} Calls there are made for: {', '.join(others)}." if others else line
 
 
 def _set_limits(settings: Any) -> dict[str, Any]:

@@ -86,8 +86,8 @@ def _entry(
     made: list[Callable[..., Any] | None],
 ) -> Entry:
     """Return what is told of one; options None: it takes any."""
-    said = " ".join(inspect.cleandoc(text or "").partition("\n\n")[0].split())
-    first, stop, _ = said.partition(". ")
+    paragraph = " ".join(inspect.cleandoc(text or "").partition("\n\n")[0].split())
+    first, stop, _ = paragraph.partition(". ")
     summary = first + stop.strip()
     defaults = _defaults(made)
     return {

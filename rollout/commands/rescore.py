@@ -11,7 +11,7 @@ from rollout.deployment import Deployment, opened
 from rollout.options import DryRun, Json, RunName, WorkerOptions, parse_error_class, takes
 from rollout.output import note, print_json
 from rollout.rescoring import RescoreJob, Rescorer, RescoreWait
-from rollout.status_text import print_scores
+from rollout.tables import print_scores
 
 #: Exit code when no trajectory could be scored.
 _EXIT_ALL_FAILED = 4

@@ -12,7 +12,7 @@ from rollout.local_run import LocalOptions, resume_run, run_dataset
 from rollout.options import Json, RunName, WorkerOptions, takes
 from rollout.output import note, print_json
 from rollout.run_options import SubmitOptions
-from rollout.status_text import exit_code, print_status
+from rollout.tables import exit_code, print_status
 
 
 @takes(SubmitOptions, "options")

@@ -12,7 +12,7 @@ from rollout.deployment import opened
 from rollout.options import Json, RunName
 from rollout.output import note, number, print_json, print_table
 from rollout.progress import wait_for_run
-from rollout.status_text import exit_code, print_status
+from rollout.tables import exit_code, print_status
 
 
 def runs(

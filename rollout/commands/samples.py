@@ -12,10 +12,10 @@ from pipeline.store.rollout_filter import parse_filter
 from pipeline.store.runs import Run
 from pipeline.store.samples import read_samples
 from pipeline.trainer.bodies import try_read_record
-from rollout.commands.batches import prompt_preview
 from rollout.deployment import opened
 from rollout.options import Json, RunName
 from rollout.output import number, print_json, safe_text
+from rollout.tables import prompt_preview
 
 #: Without a condition: what has an end to be read.
 _ENDED = "status in ['succeeded', 'failed']"
@@ -82,7 +82,7 @@ def _document(run: Run, row: Any, payloads: PayloadStore) -> dict[str, Any]:
 
 
 def _print(sample: dict[str, Any]) -> None:
-    error, said = sample["error"], sample["final_answer"]
+    error, answer = sample["error"], sample["final_answer"]
     print(
         f"── {sample['label']}: {sample['status']}, reward {number(sample['reward'])}, "
         f"{sample['turns'] or 0} turns, {sample['tokens']} tokens"
@@ -90,7 +90,7 @@ def _print(sample: dict[str, Any]) -> None:
     for name, value in (
         ("question", prompt_preview(sample["prompt"], width=_SHOWN_CHARS)),
         ("expected", sample["prompt"].get("answer")),
-        ("answer", "(no trajectory is stored)" if said is None else said),
+        ("answer", "(no trajectory is stored)" if answer is None else answer),
         ("stopped", sample["stop_reason"]),
         ("error", error and f"{error['class']} ({error['code']}): {error['message']}"),
         ("unreadable", sample["unreadable"]),

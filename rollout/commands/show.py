@@ -14,11 +14,10 @@ from pipeline.store.runs import get_run
 from pipeline.store.samples import list_groups
 from pipeline.store.status import run_status
 from pipeline.trainer.bodies import read_record
-from rollout.commands.batches import prompt_preview
 from rollout.deployment import Deployment, opened
 from rollout.options import Json, RunName
 from rollout.output import number, print_json, print_table, safe_text
-from rollout.status_text import print_status
+from rollout.tables import print_status, prompt_preview
 
 show = typer.Typer(help="Show a run, a group or a rollout.", no_args_is_help=True)
 

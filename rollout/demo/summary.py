@@ -9,12 +9,11 @@ from sqlalchemy import text
 from pipeline.store.inspection import errors_by_class
 from pipeline.store.runs import Run
 from pipeline.store.status import RunStatus
-from rollout.commands.batches import print_batch
-from rollout.commands.errors import errors_by_tool, print_errors
+from rollout.commands.errors import errors_by_tool
 from rollout.deployment import Deployment
 from rollout.output import console, counts, number, print_table
 from rollout.pass_rates import mean_pass_at_k
-from rollout.status_text import reward_text
+from rollout.tables import print_batch, print_errors, reward_text
 
 _NEXT = """\
 Next, with your own endpoint (or the stand-in, in another terminal):

@@ -56,6 +56,7 @@ LAYERS = {
         for name in SERVICES
     },
     "rescorer": Layer(("pipeline.rescorer",), ("contract", "settings", *ADAPTERS)),
+    "redrive": Layer(("pipeline.redrive",), ("contract", *ADAPTERS)),
     "trainer": Layer(("pipeline.trainer",), ("contract", "settings", "embedded", *ADAPTERS)),
     "web": Layer(("pipeline.web",), ("contract", "settings", "limits", "trainer", *ADAPTERS)),
     # What puts them together.
@@ -76,6 +77,7 @@ LAYERS = {
             "trainer",
             "web",
             "rescorer",
+            "redrive",
             "producers",
             "workers",
             "library",

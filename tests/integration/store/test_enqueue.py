@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from itertools import islice
 
 import pytest
 from fixtures.stored_run import SOURCE, StoredRun, payload
@@ -40,12 +41,13 @@ def test_enqueueing_after_a_crash_in_the_middle_adds_what_is_missing(engine, mon
     monkeypatch.setattr("producers.enqueue.CHUNK", 2)
     config = RunConfig(n=2)
 
-    def crash(_):
+    def interrupted():
+        yield from islice(prompts(5), 3)
         raise KeyboardInterrupt
 
     arguments = {"run": "crashed", "config": config, "source": SOURCE}
     with pytest.raises(KeyboardInterrupt):
-        enqueue(engine, prompts=prompts(5), on_chunk=crash, **arguments)
+        enqueue(engine, prompts=interrupted(), **arguments)
     report = enqueue(engine, prompts=prompts(5), **arguments)
     assert (report.prompts, report.added) == (5, 3)
 

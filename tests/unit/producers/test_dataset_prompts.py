@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pipeline.contract.errors import InputError
-from producers.datasets import Prompt, count_prompts, read_prompts
+from producers.datasets import Prompt, read_prompts
 
 GSM8K = Path(__file__).parents[3] / "../shared/data/gsm8k/test.jsonl"
 
@@ -106,14 +106,6 @@ def test_gzipped_files_are_read_as_they_are(tmp_path, name):
     file = tmp_path / name
     file.write_bytes(gzip.compress(b'{"prompt": "a"}\n{"prompt": "b"}\n'))
     assert [p["content"] for p in payloads(file)] == ["a", "b"]
-    assert count_prompts(file) == 2
-
-
-def test_counting_needs_no_final_newline(tmp_path):
-    file = tmp_path / "a.jsonl"
-    for text, lines in [("", 0), ("{}\n{}", 2), ("{}\n{}\n", 2)]:
-        file.write_text(text)
-        assert count_prompts(file) == lines
 
 
 def test_reading_the_same_file_twice_gives_the_same_prompts(tmp_path):
@@ -129,7 +121,7 @@ def test_unicode_survives_unchanged(tmp_path):
 @pytest.mark.skipif(not GSM8K.exists(), reason="the shared GSM8K file is not beside this checkout")
 def test_gsm8k_reads_whole_with_nothing_configured():
     prompts = list(read_prompts(GSM8K))
-    assert len(prompts) == count_prompts(GSM8K) == 1319
+    assert len(prompts) == 1319
     assert [p.row_no for p in prompts] == list(range(1319))
     assert all(set(p.payload) == {"content", "answer"} for p in prompts)
     assert all("####" in p.payload["answer"] for p in prompts)

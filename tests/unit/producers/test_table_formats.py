@@ -12,7 +12,7 @@ import uuid
 import pytest
 
 from pipeline.contract.errors import InputError
-from producers.datasets import count_prompts, read_prompts
+from producers.datasets import read_prompts
 from producers.huggingface_rows import read_hub
 from producers.rows import Unstorable, storable
 
@@ -52,7 +52,6 @@ def test_parquet_rows_keep_their_order_and_types(tmp_path):
         "blob": base64.b64encode(b"\x00\xff").decode(),
         "score": 349.5,
     }
-    assert count_prompts(tmp_path / "a.parquet") == 700
 
 
 def test_a_bad_parquet_row_is_named_and_skipped(tmp_path):
@@ -114,10 +113,6 @@ def test_a_hub_error_names_the_dataset(error):
     assert caught.value.code == "E111"
 
 
-def test_counting_a_hub_dataset_downloads_nothing():
-    assert count_prompts("hf:x/y") is None
-
-
 def test_a_dataset_saved_to_disk_is_read_by_split(tmp_path, monkeypatch):
     saved = {"train": [{"prompt": "a"}], "test": [{"prompt": "b"}, {"prompt": "c"}]}
     (tmp_path / "dataset_dict.json").write_text("{}")
@@ -127,7 +122,6 @@ def test_a_dataset_saved_to_disk_is_read_by_split(tmp_path, monkeypatch):
     prompts = list(read_prompts(tmp_path, split="test"))
 
     assert [p.payload["content"] for p in prompts] == ["b", "c"]
-    assert count_prompts(tmp_path, split="test") == 2
     with pytest.raises(InputError, match=r"no split `val`.*test, train"):
         list(read_prompts(tmp_path, split="val"))
 
@@ -143,7 +137,6 @@ def test_the_real_library_reads_what_it_saved(tmp_path, monkeypatch):
 
     wanted = [{"content": f"q{n}", "answer": str(n)} for n in range(5)]
     assert [p.payload for p in read_prompts(tmp_path / "saved")] == wanted
-    assert count_prompts(tmp_path / "saved") == 5
     streamed = read_prompts(f"hf:{tmp_path / 'files'}")
     assert [p.payload for p in streamed] == wanted
     with pytest.raises(InputError, match="cannot be loaded"):

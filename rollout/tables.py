@@ -1,15 +1,15 @@
-"""A run's figures as text: its status, its scores, its calls, and whether it has failed.
-
-Used by the commands that show or wait for runs.
-"""
+"""What several commands print: the status of a run, its scores, errors, calls and train batches."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+from pipeline.contract.train_batch import TrainBatch
 from pipeline.store.status import RunStatus, Score
-from rollout.output import counts, note, number, print_table
+from rollout.output import counts, note, number, print_table, safe_text
+
+_EXAMPLE_CHARS = 240
 
 #: Exit code of a command that waited for a run that failed.
 EXIT_RUN_FAILED = 4
@@ -105,4 +105,68 @@ def describe_tools(status: RunStatus) -> str:
     return ", ".join(
         f"{name} {calls.count:,}" + (f" ({calls.errors:,} failed)" if calls.errors else "")
         for name, calls in sorted(status.activity.tools.items())
+    )
+
+
+def print_batch(batch: TrainBatch) -> None:
+    """Print a line for each group of a batch."""
+    again = ", again" if batch.replayed else ""
+    print_table(
+        ("group", "rollouts", "rewards", "mean", "std", "prompt"),
+        [
+            (
+                f"g{group.group_no:06d}",
+                f"{len(group.rollouts)}/{group.n_target}",
+                " ".join(number(rollout.reward, 2) for rollout in group.rollouts),
+                number(group.reward_mean, 2),
+                number(group.reward_std, 2),
+                prompt_preview(group.prompt),
+            )
+            for group in batch.groups
+        ],
+        title=f"{batch.run}, step {batch.step} of {batch.consumer}{again}",
+        right=("mean", "std"),
+    )
+
+
+def prompt_preview(prompt: dict[str, Any], width: int = 60) -> str:
+    """Return the beginning of a prompt on one line."""
+    content = prompt.get("content")
+    if content is None:
+        messages = prompt.get("messages") or [{}]
+        content = messages[-1].get("content", "")
+    line = " ".join(str(content).split())
+    return line if len(line) <= width else line[: width - 1] + "…"
+
+
+def print_errors(rows: list[dict[str, Any]], *, by: str) -> None:
+    """Print what one of the `errors_by_*` functions returned."""
+    {"class": _print_by_class, "tool": _print_by_tool, "worker": _print_by_worker}[by](rows)
+
+
+def _print_by_class(rows: list[dict[str, Any]]) -> None:
+    print_table(
+        ("error class", "code", "attempts", "failed rollouts"),
+        [(row["error_class"], row["code"], row["attempts"], row["rollouts"]) for row in rows],
+        right=("attempts", "failed rollouts"),
+    )
+    for row in rows:
+        if example := row["example"]:
+            message = " ".join(str(example["message"]).split())[:_EXAMPLE_CHARS]
+            print(safe_text(f"{row['code'] or row['error_class']}: {example['label']}: {message}"))
+
+
+def _print_by_tool(rows: list[dict[str, Any]]) -> None:
+    print_table(
+        ("tool", "calls", "errors"),
+        [(row["tool"], row["calls"], row["errors"]) for row in rows],
+        right=("calls", "errors"),
+    )
+
+
+def _print_by_worker(rows: list[dict[str, Any]]) -> None:
+    print_table(
+        ("worker", "attempts", "errors", "by class"),
+        [(row["worker"], row["attempts"], row["errors"], counts(row["by_class"])) for row in rows],
+        right=("attempts", "errors"),
     )

@@ -1,0 +1,248 @@
+"""Checks of this machine and of the configured services; each problem comes with its remedy.
+
+Used by `rollout doctor`. Must not: change anything.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal
+from urllib.parse import unquote, urlsplit
+
+import typer
+from kombu.exceptions import OperationalError
+from sqlalchemy import Engine, text
+
+from pipeline.contract.base_urls import urls_of
+from pipeline.contract.errors import PipelineError
+from pipeline.embedded.postgres_programs import installations
+from pipeline.embedded.redis_programs import find_program
+from pipeline.hidden_packages import find_hidden
+from pipeline.queue.broker import broker_of
+from pipeline.queue.payloads import open_payloads
+from pipeline.settings import Settings
+from pipeline.store import schema
+from pipeline.store.engine import transact
+from rollout.deployment import borrowed, engine_of, private_services, settings_of
+from rollout.endpoint import probe
+from workers.sandbox.kinds import choose_local, obstacle_of
+
+_PROBE_S = 2.0
+_MIN_FREE_BYTES = 200 * 2**20
+_LOW_FREE_BYTES = 2 * 2**30
+_MAX_CLOCK_SKEW_S = 5.0
+
+_SANDBOX_REMEDY = (
+    "For coding agents and python_tests: install bubblewrap and allow user namespaces."
+)
+
+#: What each optional package is for.
+_OPTIONAL = {
+    "pyarrow": "Parquet files",
+    "datasets": "Hugging Face datasets",
+    "anthropic": "Claude",
+    "pycurl": "SQS",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing looked at."""
+
+    name: str
+    status: Literal["ok", "warning", "failed"]
+    detail: str
+    remedy: str = ""
+    exit_code: int = 0
+
+
+def run_checks(ctx: typer.Context) -> Iterator[Check]:
+    """Yield one check after the other; without readable settings only those that need none."""
+    yield _python()
+    yield _packages()
+    yield _names()
+    try:
+        settings = settings_of(ctx)
+    except PipelineError as error:
+        yield _failed("settings", error)
+        return
+    yield Check("settings", "ok", f"data directory {settings.data_dir}")
+    urls = urls_of(settings.llm.base_url) or (None,)
+    for name, look in (
+        ("database", _database),
+        ("broker", _broker),
+        *(("model endpoint", partial(_endpoint, url=url)) for url in urls),
+        ("disk", _disk),
+        ("payloads", _payloads),
+        ("sandbox", _sandbox),
+    ):
+        yield _guarded(name, look, settings)
+
+
+def _guarded(name: str, look: Callable[[Settings], Check], settings: Settings) -> Check:
+    try:
+        return look(settings)
+    except PipelineError as error:
+        return _failed(name, error)
+
+
+def _failed(name: str, error: PipelineError) -> Check:
+    detail = " ".join(part for part in (error.code, error.what, error.why) if part)
+    return Check(name, "failed", detail, error.remedy, error.exit_code)
+
+
+def _python() -> Check:
+    return Check("python", "ok", ".".join(map(str, sys.version_info[:3])))
+
+
+def _packages() -> Check:
+    missing = [
+        f"{name} ({what})"
+        for name, what in _OPTIONAL.items()
+        if importlib.util.find_spec(name) is None
+    ]
+    if not missing:
+        return Check("packages", "ok", "all optional ones are installed")
+    return Check("packages", "ok", f"not installed: {', '.join(missing)}")
+
+
+def _names() -> Check:
+    """Say what hides our packages from commands (by PYTHONPATH) or from scripts of this folder."""
+    everywhere, here = find_hidden(), find_hidden(Path.cwd())
+    if not here:
+        return Check("names", "ok", "nothing hides our packages")
+    hidden = ", ".join(f"`{name}` by {place}" for name, place in here.items())
+    detail = f"hidden from {'all commands' if everywhere else 'scripts in this folder'}: {hidden}"
+    remedy = "Rename what hides them, or keep scripts that import them elsewhere."
+    return Check("names", "failed" if everywhere else "warning", detail, remedy, 3)
+
+
+def _database(settings: Settings) -> Check:
+    if settings.embedded_database:
+        state = _private_state(settings, "postgres", installations)
+        if state.status != "ok" or "runs" not in state.detail:
+            return state
+    with borrowed(settings, database=True) as settings:
+        return _schema_and_clock(settings)
+
+
+def _schema_and_clock(settings: Settings) -> Check:
+    quick = settings.database.model_copy(update={"connect_timeout_s": _PROBE_S})
+    engine = engine_of(settings.model_copy(update={"database": quick}))
+    try:
+        schema.require_current(engine)
+        skew_s = _clock_skew_s(engine)
+    finally:
+        engine.dispose()
+    place = engine.url.render_as_string(hide_password=True)
+    if abs(skew_s) > _MAX_CLOCK_SKEW_S:
+        detail = f"its clock and this machine's differ by {skew_s:.0f} s"
+        return Check("database", "warning", detail, "Synchronise the clocks (NTP).")
+    return Check("database", "ok", f"{place}, schema {schema.head()}")
+
+
+def _clock_skew_s(engine: object) -> float:
+    assert isinstance(engine, Engine)
+    asked = time.time()
+    theirs = transact(
+        engine, lambda c: c.execute(text("SELECT extract(epoch FROM now())")).scalar_one()
+    )
+    return float(theirs) - (asked + time.time()) / 2
+
+
+def _broker(settings: Settings) -> Check:
+    if settings.embedded_broker:
+        return _private_state(settings, "redis", find_program)
+    quick = settings.broker.model_copy(update={"connect_timeout_s": _PROBE_S})
+    broker = broker_of(settings.model_copy(update={"broker": quick}))
+    connection = broker.connect()
+    try:
+        connection.ensure_connection(max_retries=1, timeout=_PROBE_S)
+    # Whatever a transport raises here means the same: nobody to talk to.
+    except (OSError, OperationalError, *connection.connection_errors) as error:
+        raise broker.unavailable(error) from error
+    finally:
+        connection.release()
+    return Check("broker", "ok", broker.place)
+
+
+def _private_state(settings: Settings, server: str, find: Callable[[], object]) -> Check:
+    name = "database" if server == "postgres" else "broker"
+    found = next(s for s in private_services(settings).status() if s.name == server)
+    if found.running:
+        return Check(name, "ok", f"a private {server} runs (pid {found.pid})")
+    find()
+    return Check(name, "ok", f"a private {server} will be started when it is needed")
+
+
+def _endpoint(settings: Settings, url: str | None) -> Check:
+    if url is None:
+        remedy = "Set OPENAI_BASE_URL, or give each run --base-url."
+        return Check("model endpoint", "warning", "none is named", remedy)
+    found = probe(settings, url)
+    if found.right_url:
+        remedy = f"Set OPENAI_BASE_URL={found.right_url}"
+        return Check("model endpoint", "failed", f"{url}: {found.error}", remedy, 3)
+    if not found.is_reachable:
+        remedy = "Start it, or change OPENAI_BASE_URL."
+        return Check("model endpoint", "failed", f"{url}: {found.error}", remedy, 6)
+    if found.error:
+        remedy = "Check the key (OPENAI_API_KEY) and that the address ends with /v1."
+        return Check("model endpoint", "warning", f"{url}: {found.error}", remedy)
+    return Check("model endpoint", "ok", f"{url}: {', '.join(found.models[:5]) or 'no models'}")
+
+
+def _disk(settings: Settings) -> Check:
+    free = shutil.disk_usage(_existing(settings.data_dir)).free
+    detail = f"{free / 2**30:.1f} GiB free for {settings.data_dir}"
+    if free < _MIN_FREE_BYTES:
+        return Check("disk", "failed", detail, "Free some space, or choose another --data-dir.", 6)
+    return Check("disk", "warning" if free < _LOW_FREE_BYTES else "ok", detail)
+
+
+def _payloads(settings: Settings) -> Check:
+    url = settings.payloads.url
+    if url is not None and urlsplit(url).scheme != "file":
+        store = open_payloads(settings)
+        store.get(store.uri("rollout-doctor"))
+        return Check("payloads", "ok", url)
+    folder = Path(unquote(urlsplit(url).path)) if url else settings.data_dir / "payloads"
+    try:
+        with tempfile.TemporaryFile(dir=_existing(folder)):
+            return Check("payloads", "ok", str(folder))
+    except OSError as error:
+        remedy = "Make it writable, or set ROLLOUT_PAYLOADS__URL."
+        return Check("payloads", "failed", f"{folder}: {error.strerror}", remedy, 6)
+
+
+def _sandbox(settings: Settings) -> Check:
+    kind = settings.worker.sandbox
+    if kind == "process":
+        detail = "process: commands that a model wrote run unconfined, as the worker.sandbox says"
+        return Check("sandbox", "warning", detail, "Set ROLLOUT_WORKER__SANDBOX=auto.")
+    if kind != "auto":
+        reason = obstacle_of(kind)
+        detail = f"{kind} does not run here ({reason})" if reason else kind
+        return Check(
+            "sandbox", "failed" if reason else "ok", detail, _SANDBOX_REMEDY * bool(reason)
+        )
+    choice = choose_local()
+    reasons = "".join(f"; {name}: {reason}" for name, reason in choice.obstacles.items())
+    detail = f"{choice.kind or 'none'}: {choice.confines}{reasons}"
+    is_whole = choice.kind not in (None, "process")
+    return Check(
+        "sandbox", "ok" if is_whole else "warning", detail, "" if is_whole else _SANDBOX_REMEDY
+    )
+
+
+def _existing(path: Path) -> Path:
+    """Return the path, or the nearest folder above that is there."""
+    return next(folder for folder in (path, *path.parents) if folder.is_dir())
