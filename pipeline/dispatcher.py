@@ -19,6 +19,7 @@ from pipeline.contract.errors import (
 )
 from pipeline.contract.messages import Completion, ErrorRecord, RolloutRequest
 from pipeline.contract.rollout import label_of
+from pipeline.contract.run import AttemptSpec
 from pipeline.queue.requests import RequestPublisher
 from pipeline.settings import Settings
 from pipeline.store.engine import WORK_CHANNEL, Listener, transact
@@ -134,16 +135,7 @@ def request_of(run: Run, attempt: ClaimedAttempt) -> RolloutRequest:
         attempt_no=attempt.attempt_no,
         label=label_of(run.slug, attempt.group_no, attempt.rollout_index, attempt.attempt_no),
         prompt=attempt.payload,
-        agent=config.agent,
-        agent_config=config.agent_config,
-        tools=config.tools,
-        tools_config=config.tools_config,
-        reward=config.reward,
-        reward_config=config.reward_config,
-        model=config.model,
-        base_url=config.base_url,
-        sampling=config.sampling,
-        limits=config.limits,
+        **{name: getattr(config, name) for name in AttemptSpec.model_fields},
         scored=tuple(
             error_class
             for error_class in SCORED_BY_DEFAULT
@@ -180,13 +172,4 @@ def _too_large(request: RolloutRequest) -> Completion:
 
 
 def _unsent(request: RolloutRequest, error: ErrorRecord) -> Completion:
-    return Completion(
-        run_id=request.run_id,
-        group_id=request.group_id,
-        rollout_id=request.rollout_id,
-        attempt_no=request.attempt_no,
-        label=request.label,
-        worker_id="",
-        outcome="failed",
-        error=error,
-    )
+    return Completion(**request.identity, worker_id="", outcome="failed", error=error)

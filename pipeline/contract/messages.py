@@ -1,7 +1,7 @@
-"""What travels over the broker: requests to workers, their completions and heartbeats.
+"""The messages on the broker: requests to workers, and the workers' completions and heartbeats.
 
-Written and read by `pipeline/queue`, the worker and the collector. Headers are JSON with a schema
-number; the trajectory is a binary body beside them. Never a secret: keys are the worker's own.
+Used by dispatcher, worker, collector and `pipeline/queue`. Headers are JSON with a schema number; a
+trajectory is a binary body beside them. Must not: carry a secret; workers have their own keys.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pipeline.contract.activity import RunActivity
 from pipeline.contract.errors import SCORED_BY_DEFAULT, ErrorClass, MalformedMessage
 from pipeline.contract.rollout import LABEL_PATTERN, StopReason
-from pipeline.contract.run import AttemptLimits, BaseUrl
+from pipeline.contract.run import AttemptSpec
 
 SCHEMA = 1
 
@@ -25,39 +25,59 @@ COMPLETION_QUEUE = "rollout.completions"
 HEARTBEAT_QUEUE = "rollout.heartbeats"
 
 
-#: A forged one must not lead out of the folders that it names files in.
+#: A label names files and object keys: a forged one must not lead out of their folder.
 Label = Annotated[str, Field(pattern=LABEL_PATTERN)]
 
+AttemptKey = tuple[UUID, int]
 
-class _Message(BaseModel):
+
+class _Value(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
+
+class _Message(_Value):
     schema_version: int = SCHEMA
 
 
-class RolloutRequest(_Message):
-    """One attempt, as a worker receives it."""
+class AttemptRef(_Value):
+    """Which attempt a message is about; `attempt_no` is also the fence.
 
-    run: str
+    Messages inherit these fields, so they are flat in the JSON.
+    """
+
     run_id: UUID
     group_id: UUID
-    group_no: int
     rollout_id: UUID
-    rollout_index: int
-    n: int
     attempt_no: int = Field(ge=1)
     label: Label
+
+    @property
+    def key(self) -> AttemptKey:
+        """The attempt's key in the store and in a worker."""
+        return self.rollout_id, self.attempt_no
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The fields of `AttemptRef`, for another message about the same attempt."""
+        return {name: getattr(self, name) for name in AttemptRef.model_fields}
+
+
+class _Request(AttemptRef, _Message):
+    run: str
+    group_no: int
+    rollout_index: int
+    n: int
     prompt: dict[str, Any]
-    agent: str
-    agent_config: dict[str, Any] = {}
-    tools: tuple[str, ...] = ()
-    tools_config: dict[str, dict[str, Any]] = {}
-    reward: str | None = None
-    reward_config: dict[str, Any] = {}
-    model: str | None = None
-    base_url: BaseUrl = None
-    sampling: dict[str, Any] = {}
-    limits: AttemptLimits = AttemptLimits()
+
+    def describe(self) -> str:
+        """Return the one line that operators see as the task's arguments."""
+        place = f"group=g{self.group_no:06d} rollout={self.rollout_index + 1}/{self.n}"
+        return f"run={self.run} {place}"
+
+
+class RolloutRequest(_Request, AttemptSpec):
+    """One attempt, as a worker receives it."""
+
     scored: tuple[ErrorClass, ...] = SCORED_BY_DEFAULT
     strict_tools: bool = False
     policy_version: int = 0
@@ -65,28 +85,15 @@ class RolloutRequest(_Message):
 
     def describe(self) -> str:
         """Return the one line that operators see as the task's arguments."""
-        return (
-            f"run={self.run} group=g{self.group_no:06d} "
-            f"rollout={self.rollout_index + 1}/{self.n} policy={self.policy_version}"
-        )
+        return f"{super().describe()} policy={self.policy_version}"
 
 
-class RescoreRequest(_Message):
+class RescoreRequest(_Request):
     """A stored trajectory to be scored again, as a worker receives it.
 
     The trajectory is `body` (base64 of the stored bytes), or lies at `body_uri`.
     """
 
-    run: str
-    run_id: UUID
-    group_id: UUID
-    group_no: int
-    rollout_id: UUID
-    rollout_index: int
-    n: int
-    attempt_no: int = Field(ge=1)
-    label: Label
-    prompt: dict[str, Any]
     reward: str
     reward_config: dict[str, Any] = {}
     reward_timeout_s: float = 60.0
@@ -96,14 +103,11 @@ class RescoreRequest(_Message):
 
     def describe(self) -> str:
         """Return the one line that operators see as the task's arguments."""
-        return (
-            f"run={self.run} group=g{self.group_no:06d} "
-            f"rollout={self.rollout_index + 1}/{self.n} reward={self.reward}"
-        )
+        return f"{super().describe()} reward={self.reward}"
 
 
 class ErrorRecord(BaseModel):
-    """What went wrong with an attempt, kept with it; secrets are already redacted."""
+    """The error of an attempt, kept with it; secrets are already redacted."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -115,10 +119,8 @@ class ErrorRecord(BaseModel):
     retry_after_s: float | None = None
 
 
-class RewardPart(BaseModel):
+class RewardPart(_Value):
     """One scorer's verdict on an attempt."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: str
     value: float | None
@@ -129,18 +131,13 @@ class RewardPart(BaseModel):
     scorer_version: str = "1"
 
 
-class Completion(_Message):
-    """A worker's answer to one request: what an attempt came to, or what a scorer said again.
+class Completion(AttemptRef, _Message):
+    """A worker's answer to one request: the outcome of an attempt, or of scoring it again.
 
     `body` is the compressed `TrajectoryRecord`; it travels beside the JSON header, or lies in the
-    object store at `body_uri`. Both are empty where the attempt left nothing behind.
+    payload store at `body_uri`. Both are empty where the attempt left no trajectory.
     """
 
-    run_id: UUID
-    group_id: UUID
-    rollout_id: UUID
-    attempt_no: int = Field(ge=1)
-    label: Label
     worker_id: str
     purpose: Literal["attempt", "rescore"] = "attempt"
     outcome: Literal["succeeded", "failed"]
@@ -162,25 +159,26 @@ class Completion(_Message):
 
     @property
     def error_class(self) -> ErrorClass | None:
-        """The class of what went wrong, None for a success."""
+        """The class of the error; None for a success."""
         return self.error.error_class if self.error else None
 
 
-class AttemptBeat(BaseModel):
+class AttemptBeat(_Value):
     """One attempt in a heartbeat."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     rollout_id: UUID
     attempt_no: int
     phase: str
     step: int = 0
 
+    @property
+    def key(self) -> AttemptKey:
+        """The attempt's key in the store and in a worker."""
+        return self.rollout_id, self.attempt_no
 
-class RefusedMessage(BaseModel):
-    """A message a worker could not take and cannot answer."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class RejectedMessage(_Value):
+    """A message that a worker rejected and cannot answer by a completion."""
 
     kind: str
     reason: str
@@ -188,7 +186,7 @@ class RefusedMessage(BaseModel):
 
 
 class Heartbeat(_Message):
-    """What a worker holds, what it takes, and what it did for the runs it began last."""
+    """The attempts a worker holds, the requests it takes, and its activity for the newest runs."""
 
     worker_id: str
     sequence: int
@@ -196,7 +194,7 @@ class Heartbeat(_Message):
     capacity: int = 0
     loop_lag_ms: float = 0.0
     stopping: bool = False
-    refused: tuple[RefusedMessage, ...] = ()
+    refused: tuple[RejectedMessage, ...] = ()
     queues: tuple[str, ...] = ()
     base_urls: tuple[str, ...] = Field(
         default=(), description="Endpoints it may call besides those on loopback."
@@ -216,7 +214,7 @@ def parse_message(kind: type[M], data: bytes | str) -> M:
     try:
         message = kind.model_validate_json(data)
     except ValidationError as error:
-        # A message of the future has fields of the future: its number tells more than they do.
+        # A newer version's message may also have unknown fields; its number says more than they do.
         _require_schema(kind, _schema_in(data))
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(str(part) for part in first["loc"]) or "the message"
@@ -236,7 +234,7 @@ def _require_schema(kind: type[_Message], schema: Any) -> None:
 
 
 def _schema_in(data: bytes | str) -> Any:
-    """Return the schema number of something that is no message we know; ours where it has none."""
+    """Return the schema number in data that could not be decoded; this version's by default."""
     try:
         found = json.loads(data)["schema_version"]
     except (ValueError, TypeError, LookupError, RecursionError):
@@ -245,5 +243,5 @@ def _schema_in(data: bytes | str) -> Any:
 
 
 def storable(text: str) -> str:
-    """Return text as Postgres takes it: without NUL and lone surrogates, which models do write."""
+    """Return text without NUL and lone surrogates: models write them, Postgres rejects them."""
     return text.replace("\0", "\\0").encode("utf-8", "replace").decode()

@@ -65,26 +65,18 @@ class AttemptLimits(BaseModel):
     )
 
 
-class RunConfig(BaseModel):
-    """The configuration of a run."""
+class AttemptSpec(BaseModel):
+    """How an attempt is executed: part of a run's configuration and of each of its requests."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    purpose: RunPurpose = Field(
-        default=RunPurpose.TRAIN,
-        description="`train` or `eval`: kept with the run, changes nothing else.",
-    )
-    agent: str = Field(default="single_turn", description="Registered name of the agent.")
+    agent: str = Field(description="Registered name of the agent.")
     agent_config: dict[str, Any] = Field(default={}, description="Options of the agent.")
     tools: tuple[str, ...] = Field(default=(), description="Registered names of the agent's tools.")
     tools_config: dict[str, dict[str, Any]] = Field(
         default={}, description="Options of tools, by the tool's name."
     )
-    reward: str | None = Field(
-        default_factory=_default_reward,
-        description="Registered name; None: the agent's own verdict, if it leaves one. "
-        "Default: exact_match; None for coding and swe.",
-    )
+    reward: str | None = None
     reward_config: dict[str, Any] = Field(default={}, description="Options of the reward.")
     model: str | None = Field(default=None, description="Model name; None: the worker's default.")
     base_url: BaseUrl = Field(
@@ -94,6 +86,22 @@ class RunConfig(BaseModel):
     )
     sampling: dict[str, Any] = Field(
         default={}, description="Sampling parameters sent with each call."
+    )
+    limits: AttemptLimits = AttemptLimits()
+
+
+class RunConfig(AttemptSpec):
+    """The configuration of a run."""
+
+    purpose: RunPurpose = Field(
+        default=RunPurpose.TRAIN,
+        description="`train` or `eval`: kept with the run, changes nothing else.",
+    )
+    agent: str = Field(default="single_turn", description="Registered name of the agent.")
+    reward: str | None = Field(
+        default_factory=_default_reward,
+        description="Registered name; None: the agent's own verdict, if it leaves one. "
+        "Default: exact_match; None for coding and swe.",
     )
     n: int = Field(default=1, ge=1, le=1024, description="Rollouts asked of each prompt.")
     n_min: int | None = Field(
@@ -124,7 +132,6 @@ class RunConfig(BaseModel):
         le=_YEAR_S,
         description="Time from a group's first dispatch; then it is ready or dropped as it is.",
     )
-    limits: AttemptLimits = AttemptLimits()
     max_attempts: int = Field(default=3, ge=1, description="Executions that count, per rollout.")
     max_lost: int = Field(default=3, ge=1, description="Workers that may die with it: then poison.")
     backoff_base_s: float = Field(

@@ -13,7 +13,7 @@ import pytest
 from celery import Celery
 from kombu import Message
 
-from workers.process.acknowledgements import GatedRequest, LastAcknowledgements, is_left_to_another
+from workers.process.celery_hooks import LastAcknowledgements, WorkerRequest, is_left_to_another
 
 Pending = deque[Callable[[], None]]
 
@@ -38,13 +38,13 @@ def connection(pending: Pending) -> Iterator[Any]:
     step.start(parent)
 
 
-def requests(count: int, pending: Pending, acknowledged: list[str]) -> list[GatedRequest]:
+def requests(count: int, pending: Pending, acknowledged: list[str]) -> list[WorkerRequest]:
     app = Celery("t", set_as_current=False)
 
     @app.task(name="rollout.run", ignore_result=True)
     def task() -> None: ...
 
-    made: list[GatedRequest] = []
+    made: list[WorkerRequest] = []
     for number in range(count):
         label = f"math7-g{number:06d}-r0-a1"
         message = Message(
@@ -57,11 +57,11 @@ def requests(count: int, pending: Pending, acknowledged: list[str]) -> list[Gate
         def acknowledge(*_: Any, label: str = label) -> None:
             pending.append(lambda: acknowledged.append(label))
 
-        made.append(GatedRequest(message, on_ack=acknowledge, app=app, task=task))
+        made.append(WorkerRequest(message, on_ack=acknowledge, app=app, task=task))
     return made
 
 
-def accept(request: GatedRequest, executed: list[str]) -> None:
+def accept(request: WorkerRequest, executed: list[str]) -> None:
     request.on_accepted(1, time.monotonic())
     if not is_left_to_another():
         executed.append(request.id)
@@ -95,7 +95,7 @@ def test_threads_that_race_with_the_end_execute_what_they_acknowledged(connectio
     made = requests(400, pending, acknowledged)
     halfway = threading.Event()
 
-    def work(mine: list[GatedRequest]) -> None:
+    def work(mine: list[WorkerRequest]) -> None:
         for number, request in enumerate(mine):
             if number == len(mine) // 2:
                 halfway.set()

@@ -1,27 +1,31 @@
-"""An agent at work in a task of its own, so that one that will not stop can be left behind.
+"""The wall clock of an agent phase, and the task in which the agent runs under it.
 
-Used by `execution.py`. The wall clock runs inside the task; foreign code that swallows its
-cancellation gets a moment more, then the attempt goes on without it. Must not: name errors.
+Used by `execution.py`. The clock is paused while a model call waits for a rate limit, however deep
+in the agent the call is. Agent code that swallows its cancellation gets a grace period; then the
+attempt goes on without it. Must not: decide which error a timeout is.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
-from typing import Any, TypeVar
-
-from workers.process.wall_clock import WallClock
+from collections.abc import Awaitable, Coroutine, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import TracebackType
+from typing import Any, Self, TypeVar
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: Time for an agent's own clean-up after it was told to stop.
+#: Time for an agent's own clean-up after its cancellation.
 CANCEL_GRACE_S = 10.0
 
-#: Tasks that were left behind; asyncio itself keeps weak references only.
+#: Tasks that did not stop; asyncio itself keeps weak references only.
 _left_behind: set[asyncio.Task[Any]] = set()
+
+_current: ContextVar[WallClock | None] = ContextVar("wall_clock", default=None)
 
 
 async def run_within(
@@ -31,16 +35,16 @@ async def run_within(
     label: str,
     cancel_grace_s: float = CANCEL_GRACE_S,
 ) -> T:
-    """Return what the work returns, as long as it is done in time.
+    """Return the result of the work if it is done in time.
 
     Args:
         work: The agent's run.
         timeout_s: Its wall clock; waits for limits do not count.
-        label: Named in the log when it has to be left behind.
-        cancel_grace_s: How long it may take to stop.
+        label: Named in the log if the work does not stop.
+        cancel_grace_s: Time for the work to stop after its cancellation.
 
     Raises:
-        TimeoutError: It was not done in time, whatever it made of its cancellation.
+        TimeoutError: It was not done in time, even if it swallowed its cancellation.
         asyncio.CancelledError: This task was cancelled, and so was the work.
     """
     clock = WallClock(timeout_s)
@@ -65,6 +69,63 @@ async def run_within(
     return task.result()
 
 
+async def off_the_clock(waiting: Awaitable[T]) -> T:
+    """Await something that does not count against the agent's wall clock."""
+    clock = _current.get()
+    if clock is None:
+        return await waiting
+    with clock.paused():
+        return await waiting
+
+
+class WallClock:
+    """Ends its block with TimeoutError after `timeout_s` of working time."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout = asyncio.timeout(timeout_s)
+        self._pauses = 0
+        self._left_s = timeout_s
+
+    def expired(self) -> bool:
+        """Whether the block ended because the time was over."""
+        return self._timeout.expired()
+
+    def left_s(self) -> float:
+        """Return the remaining working time; negative after its end."""
+        when = self._timeout.when()
+        return self._left_s if when is None else when - asyncio.get_running_loop().time()
+
+    async def __aenter__(self) -> Self:
+        await self._timeout.__aenter__()
+        self._token = _current.set(self)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool | None:
+        _current.reset(self._token)
+        return await self._timeout.__aexit__(kind, error, trace)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stop the clock meanwhile; several waits may overlap."""
+        loop = asyncio.get_running_loop()
+        when = self._timeout.when()
+        if self._pauses == 0 and when is not None:
+            self._left_s = when - loop.time()
+            self._timeout.reschedule(None)
+        self._pauses += 1
+        try:
+            yield
+        finally:
+            self._pauses -= 1
+            if self._pauses == 0 and not self._timeout.expired():
+                self._timeout.reschedule(loop.time() + self._left_s)
+
+
 async def _timed(work: Coroutine[Any, Any, T], clock: WallClock) -> T:
     async with clock:
         return await work
@@ -79,6 +140,6 @@ def _leave_behind(task: asyncio.Task[Any], label: str) -> None:
 
 
 def _retrieve(task: asyncio.Task[Any]) -> None:
-    """Look at the exception, or asyncio complains that nobody did."""
+    """Retrieve the exception, or asyncio logs that it never was."""
     if not task.cancelled():
         task.exception()

@@ -9,15 +9,14 @@ from __future__ import annotations
 import difflib
 
 from pipeline.contract.errors import ContractError
-from pipeline.contract.messages import RolloutRequest
-from pipeline.contract.run import RunConfig
+from pipeline.contract.run import AttemptSpec
 from workers.core.options import OptionError
 from workers.core.registry import check_agent_options, list_agents
 from workers.core.tool_registry import get_global_tool_registry
 from workers.rewards.registry import get_reward, list_rewards
 
 
-def require_options(asked: RunConfig | RolloutRequest) -> None:
+def require_options(asked: AttemptSpec) -> None:
     """Check every option against what its owner takes.
 
     Raises:
@@ -39,7 +38,7 @@ def require_options(asked: RunConfig | RolloutRequest) -> None:
         get_reward(asked.reward or "").check_config(asked.reward_config)
 
 
-def _require_tool_options(asked: RunConfig | RolloutRequest) -> None:
+def _require_tool_options(asked: AttemptSpec) -> None:
     registry = get_global_tool_registry()
     known = registry.get_tool_names()
     for name, config in asked.tools_config.items():

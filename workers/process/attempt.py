@@ -114,11 +114,7 @@ class Attempt:
         versions = (calls.versions if calls else None) or [request.policy_version]
         self._timings["elapsed_s"] = round(time.perf_counter() - self._started, 6)
         return Completion(
-            run_id=request.run_id,
-            group_id=request.group_id,
-            rollout_id=request.rollout_id,
-            attempt_no=request.attempt_no,
-            label=request.label,
+            **request.identity,
             worker_id=self.worker_id,
             reward_parts=self.reward_parts,
             n_turns=len(calls.calls) if calls else 0,

@@ -1,7 +1,8 @@
-"""Heartbeats: what the worker holds, told every few seconds, and whether its loop is alive.
+"""Heartbeats: the attempts that this worker holds and the lag of its event loop, every few seconds.
 
-A thread of its own asks the event loop for the list, so a loop that is blocked sends no heartbeat:
-its attempts run out of their lease, as they should. New attempts are announced within a moment.
+A thread asks the event loop for the list, so a blocked loop sends no heartbeat and the leases of
+its attempts end, as they should. New attempts are announced after `announce_s`. Rejected messages
+travel in heartbeats to the collector, which keeps them as dead letters.
 """
 
 from __future__ import annotations
@@ -9,29 +10,52 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from pipeline.contract.activity import RunActivity
 from pipeline.contract.errors import QueueUnavailable
-from pipeline.contract.messages import AttemptBeat, Heartbeat
+from pipeline.contract.messages import AttemptBeat, Heartbeat, RejectedMessage, storable
 from pipeline.queue.completions import OutcomePublisher
 from workers.process.in_flight import InFlight
 from workers.process.loop import LoopThread
-from workers.process.rejected_messages import RefusedMessages
 
 log = logging.getLogger(__name__)
 
 #: A loop that does not answer for this long is reported, with the stack it is stuck in.
 _BLOCKED_S = 1.0
+#: A flood of forged messages must not fill the memory.
+_MOST_REJECTED = 50
+#: With base64 and the rest of a heartbeat this stays below the limit of SQS.
+_MOST_REJECTED_CHARS = 2_000
 
 
-@dataclass(frozen=True, slots=True)
-class HeartbeatTimes:
-    """Seconds between heartbeats, and until a new attempt is announced."""
+class RejectedMessages:
+    """Messages that this worker rejected and cannot answer; when it is full the oldest are dropped.
 
-    every_s: float
-    announce_s: float
+    Filled by task threads, emptied when a heartbeat was sent.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[RejectedMessage] = deque(maxlen=_MOST_REJECTED)
+        self._lock = threading.Lock()
+
+    def add(self, reason: str, raw: str) -> None:
+        """Keep a request; of a long one its beginning."""
+        raw = storable(raw[:_MOST_REJECTED_CHARS])
+        with self._lock:
+            self._waiting.append(RejectedMessage(kind="request", reason=reason, raw=raw))
+
+    def waiting(self) -> tuple[RejectedMessage, ...]:
+        """Return those that were not sent yet, oldest first."""
+        with self._lock:
+            return tuple(self._waiting)
+
+    def forget(self, count: int) -> None:
+        """Drop the oldest: the broker has them."""
+        with self._lock:
+            for _ in range(min(count, len(self._waiting))):
+                self._waiting.popleft()
 
 
 class Heartbeats(threading.Thread):
@@ -40,16 +64,13 @@ class Heartbeats(threading.Thread):
     Args:
         publisher: A connection of its own.
         loop: The event loop that is watched.
-        in_flight: What it executes.
-        waiting: Attempts that wait here, before they run or after: for a free place, or for a
-            broker that takes their completion.
-        activity: What the attempts of each run did so far; asked on the loop.
-        refused: Messages that cannot be taken, to be told to the collector.
-        worker_id: This process.
-        capacity: Attempts it runs at once.
-        queues: Where it takes requests from.
-        base_urls: Model endpoints it may call besides loopback, without credentials.
-        times: How often.
+        in_flight: The attempts that the loop executes.
+        about: The fields that are the same in each heartbeat, such as the worker's id.
+        waiting: Attempts that are reserved, or whose completion could not be sent yet.
+        activity: The activity of each run; called on the loop.
+        rejected: Messages to report to the collector.
+        every_s: Time between two heartbeats.
+        announce_s: Time after which a new attempt is announced without waiting for `every_s`.
     """
 
     def __init__(
@@ -58,27 +79,23 @@ class Heartbeats(threading.Thread):
         loop: LoopThread,
         in_flight: InFlight,
         *,
+        about: Heartbeat,
         waiting: Callable[[], tuple[AttemptBeat, ...]],
-        activity: Callable[[], tuple[RunActivity, ...]] = tuple,
-        refused: RefusedMessages | None = None,
-        worker_id: str,
-        capacity: int,
-        queues: tuple[str, ...] = (),
-        base_urls: tuple[str, ...] = (),
-        times: HeartbeatTimes,
+        activity: Callable[[], tuple[RunActivity, ...]],
+        rejected: RejectedMessages,
+        every_s: float,
+        announce_s: float,
     ) -> None:
         super().__init__(name="heartbeats", daemon=True)
         self._publisher = publisher
         self._loop = loop
         self._in_flight = in_flight
+        self._about = about
         self._waiting = waiting
         self._activity = activity
-        self._refused = refused or RefusedMessages()
-        self._worker_id = worker_id
-        self._capacity = capacity
-        self._queues = queues
-        self._base_urls = base_urls
-        self._times = times
+        self._rejected = rejected
+        self._every_s = every_s
+        self._announce_s = announce_s
         self._closing = threading.Event()
         self._sequence = 0
         self._due_at = 0.0
@@ -86,8 +103,8 @@ class Heartbeats(threading.Thread):
         self.stopping = False
 
     def run(self) -> None:
-        """Tell what is held, again and again."""
-        while not self._closing.wait(self._times.announce_s / 2):
+        """Send heartbeats when they are due."""
+        while not self._closing.wait(self._announce_s / 2):
             if self._is_due():
                 self._beat()
         self._beat(final=True)
@@ -108,11 +125,11 @@ class Heartbeats(threading.Thread):
             self._report_blocked()
             return False
         self._lag_s = time.monotonic() - asked
-        return waited_s >= self._times.announce_s
+        return waited_s >= self._announce_s
 
     def _beat(self, *, final: bool = False) -> None:
         try:
-            held, activity = self._loop.call(
+            running, activity = self._loop.call(
                 lambda: (() if final else self._in_flight.beats(), self._activity()),
                 timeout_s=_BLOCKED_S,
             )
@@ -120,34 +137,31 @@ class Heartbeats(threading.Thread):
             self._report_blocked()
             if not final:
                 return
-            held, activity = (), ()
-        running = {(beat.rollout_id, beat.attempt_no) for beat in held}
-        there = () if final else self._waiting()
-        waiting = tuple(b for b in there if (b.rollout_id, b.attempt_no) not in running)
-        refused = self._refused.waiting()
+            running, activity = (), ()
+        keys = {attempt.key for attempt in running}
+        waiting = () if final else self._waiting()
+        rejected = self._rejected.waiting()
         self._sequence += 1
-        beat = Heartbeat(
-            worker_id=self._worker_id,
-            sequence=self._sequence,
-            attempts=held + waiting,
-            capacity=0 if final else self._capacity,
-            loop_lag_ms=round(self._lag_s * 1000, 3),
-            stopping=self.stopping or final,
-            refused=refused,
-            queues=self._queues,
-            base_urls=self._base_urls,
-            activity=activity,
-        )
+        changes = {
+            "sequence": self._sequence,
+            "attempts": running + tuple(each for each in waiting if each.key not in keys),
+            "loop_lag_ms": round(self._lag_s * 1000, 3),
+            "stopping": self.stopping or final,
+            "refused": rejected,
+            "activity": activity,
+        }
+        if final:
+            changes["capacity"] = 0
         try:
-            self._publisher.send_heartbeat(beat)
-            self._refused.told(len(refused))
+            self._publisher.send_heartbeat(self._about.model_copy(update=changes))
+            self._rejected.forget(len(rejected))
         except QueueUnavailable as error:
             log.log(
                 logging.WARNING if self._sequence % 10 == 1 else logging.DEBUG,
                 "A heartbeat could not be sent: %s",
                 error,
             )
-        self._due_at = time.monotonic() + self._times.every_s
+        self._due_at = time.monotonic() + self._every_s
 
     def _report_blocked(self) -> None:
         self._lag_s = max(self._lag_s, _BLOCKED_S)

@@ -1,7 +1,7 @@
-"""What this worker is executing right now.
+"""The attempts that this worker is executing.
 
-Written by the event loop, read by heartbeats, cancellation and shutdown. Must not: be touched from
-another thread, except through the loop.
+Written on the event loop; heartbeats, cancellation and shutdown read it through the loop. Must not:
+be used from another thread directly.
 """
 
 from __future__ import annotations
@@ -10,39 +10,36 @@ import asyncio
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from uuid import UUID
 
-from pipeline.contract.messages import AttemptBeat
+from pipeline.contract.messages import AttemptBeat, AttemptKey
 from workers.process.attempt import Attempt
 
-#: How many finished attempts are remembered, to know a second delivery of one when it comes.
+#: Finished attempts that are remembered, to recognise a second delivery.
 _REMEMBERED = 10_000
-
-Key = tuple[UUID, int]
 
 
 class InFlight:
     """The attempts of this process."""
 
     def __init__(self) -> None:
-        self._running: dict[Key, tuple[Attempt, asyncio.Task[object]]] = {}
-        self._handed_back: set[Key] = set()
-        self._recent: set[Key] = set()
-        self._recent_order: deque[Key] = deque()
-        self._started_at: dict[Key, float] = {}
-        self.unannounced: set[Key] = set()
+        self._running: dict[AttemptKey, tuple[Attempt, asyncio.Task[object]]] = {}
+        self._handed_back: set[AttemptKey] = set()
+        self._recent: set[AttemptKey] = set()
+        self._recent_order: deque[AttemptKey] = deque()
+        self._started_at: dict[AttemptKey, float] = {}
+        self.unannounced: set[AttemptKey] = set()
 
     def __len__(self) -> int:
         return len(self._running)
 
-    def knows(self, key: Key) -> bool:
-        """Whether this attempt runs here, or did so recently: a second delivery is not run."""
+    def knows(self, key: AttemptKey) -> bool:
+        """Whether this attempt runs here or ran here recently: a second delivery is skipped."""
         return key in self._running or key in self._recent
 
     @contextmanager
     def entered(self, attempt: Attempt) -> Iterator[None]:
         """Hold the attempt while the current task executes it."""
-        key = _key(attempt)
+        key = attempt.request.key
         task = asyncio.current_task()
         assert task is not None
         self._running[key] = (attempt, task)
@@ -67,7 +64,7 @@ class InFlight:
         )
 
     def oldest_unannounced_s(self) -> float:
-        """Return for how long an attempt has been running that no heartbeat has listed."""
+        """Return the longest time that an attempt has been running without being in a heartbeat."""
         if not self.unannounced:
             return 0.0
         now = asyncio.get_running_loop().time()
@@ -91,14 +88,10 @@ class InFlight:
 
     def is_handed_back(self, attempt: Attempt) -> bool:
         """Whether the attempt was cancelled because the worker stops."""
-        return _key(attempt) in self._handed_back
+        return attempt.request.key in self._handed_back
 
-    def _remember(self, key: Key) -> None:
+    def _remember(self, key: AttemptKey) -> None:
         self._recent.add(key)
         self._recent_order.append(key)
         if len(self._recent_order) > _REMEMBERED:
             self._recent.discard(self._recent_order.popleft())
-
-
-def _key(attempt: Attempt) -> Key:
-    return attempt.request.rollout_id, attempt.request.attempt_no

@@ -12,10 +12,9 @@ import queue
 import threading
 import time
 from pathlib import Path
-from uuid import UUID
 
 from pipeline.contract.errors import MalformedMessage, QueueUnavailable
-from pipeline.contract.messages import AttemptBeat, Completion
+from pipeline.contract.messages import AttemptBeat, AttemptKey, Completion
 from pipeline.queue.completions import OutcomePublisher
 from pipeline.queue.frames import decode_completions, encode_completions
 from pipeline.queue.payloads import PayloadStore, check_out
@@ -56,13 +55,13 @@ class Outbox(threading.Thread):
         self._inline_max_bytes = inline_max_bytes
         self._spool = spool
         self._queue: queue.SimpleQueue[Completion | None] = queue.SimpleQueue()
-        self._waiting_since: dict[tuple[UUID, int], float] = {}
+        self._waiting_since: dict[AttemptKey, float] = {}
         self._give_up_at = float("inf")
         self._closing = threading.Event()
 
     def put(self, completion: Completion) -> None:
         """Take a completion; never blocks."""
-        self._waiting_since[_key(completion)] = time.monotonic()
+        self._waiting_since[completion.key] = time.monotonic()
         self._queue.put(completion)
 
     def beats(self) -> tuple[AttemptBeat, ...]:
@@ -135,7 +134,7 @@ class Outbox(threading.Thread):
             try:
                 self._publisher.send_completions(part)
                 for completion in part:
-                    self._waiting_since.pop(_key(completion), None)
+                    self._waiting_since.pop(completion.key, None)
                 return
             # Broad on purpose: were this thread to end, heartbeats would hold for ever what waits.
             except Exception as error:
@@ -163,7 +162,7 @@ class Outbox(threading.Thread):
                 kept.append(completion)
             except (ValueError, TypeError) as error:
                 log.error("%s has an outcome that cannot be encoded: %s", completion.label, error)
-                self._waiting_since.pop(_key(completion), None)
+                self._waiting_since.pop(completion.key, None)
         return kept
 
     def _write_spool(self, part: list[Completion]) -> None:
@@ -185,10 +184,6 @@ class Outbox(threading.Thread):
             except OSError as error:
                 log.error("%s was sent and cannot be removed: %s", path, error)
             log.info("%d spooled completions were sent.", len(completions))
-
-
-def _key(completion: Completion) -> tuple[UUID, int]:
-    return completion.rollout_id, completion.attempt_no
 
 
 def _take_part(batch: list[Completion]) -> list[Completion]:

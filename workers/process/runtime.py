@@ -1,7 +1,7 @@
-"""What a worker process shares among its attempts: agents, model clients, the in-flight list.
+"""The objects that all attempts of a worker share: agents, model clients, the in-flight list.
 
-Built once by `run_worker`. Base URLs that the worker's settings do not allow are refused here, and
-a key goes only to the endpoint it was configured for.
+Built once by `run_worker`, used by `execution.py`. A base URL that the worker's settings do not
+allow is rejected here. Must not: send a key to another endpoint than the one it is configured for.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from workers.core.tool_registry import get_global_tool_registry
 from workers.llm.call_limits import CallLease, CallLimiter
 from workers.llm.replicas import Replicas, ReplicatedClient
 from workers.process.activity import Activity, WatchTry
+from workers.process.agent_timeout import off_the_clock
 from workers.process.asked_options import require_options
 from workers.process.attempt import Attempt
 from workers.process.call_warnings import CallWarnings
 from workers.process.endpoints import allowed_endpoints
 from workers.process.in_flight import InFlight
 from workers.process.model_calls import ModelCalls, ModelClient
-from workers.process.wall_clock import off_the_clock
 from workers.rewards.registry import get_reward
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ MakeClient = Callable[[str, LlmSettings, CallLimiter, WatchTry], ModelClient]
 
 
 class UnclockedLimiter:
-    """A run's limiter whose waits do not count against the attempt's wall clock."""
+    """A run's limiter; its waits do not count against the attempt's wall clock."""
 
     def __init__(self, limiter: RunLimiter | LocalPause) -> None:
         self._limiter = limiter
@@ -67,8 +67,8 @@ class Runtime:
         settings: The worker's settings.
         worker_id: This process's name.
         limits: Limits shared with the other workers; None: calls only pause after 429s.
-        make_client: Makes the client of an endpoint; the default speaks to real ones.
-        redactor: Takes secrets out of what attempts leave behind.
+        make_client: Makes the client of an endpoint.
+        redactor: Removes secrets from the records of attempts.
     """
 
     def __init__(
@@ -122,17 +122,17 @@ class Runtime:
         return agent
 
     def model_calls(self, attempt: Attempt) -> ModelCalls:
-        """Return the model as one attempt may call it.
+        """Return the object through which one attempt calls its model.
 
         Raises:
-            ModelBadRequest: No endpoint is named, or this worker may not use the one that is.
+            ModelBadRequest: No endpoint is named, or this worker may not call it.
         """
         request, llm = attempt.request, self.settings.llm
         model = request.model or llm.model or "default"
         client = self._client_of(allowed_endpoints(request.base_url, self.settings), model, request)
         overrides = dict(request.sampling)
         if "seed" in overrides:
-            # Rollouts of a group must differ, and be the same when they are run again.
+            # Rollouts of a group must differ; another attempt of a rollout gets the same seed.
             overrides["seed"] = int(overrides["seed"]) + request.rollout_index
         defaults: dict[str, Any] = {}
         if llm.tag_requests:
@@ -154,11 +154,11 @@ class Runtime:
         clients = {url: self._client(url, model, request) for url in urls}
         if len(clients) == 1:
             return clients[urls[0]]
-        # One for each attempt: its calls stay together as long as they may.
+        # One per attempt: its calls stay on one replica while that is possible.
         return ReplicatedClient(self._replicas, cast("dict[str, ChatClient]", clients))
 
     def _client(self, base_url: str, model: str, request: RolloutRequest) -> ModelClient:
-        # A client is a cheap handle on connections that all handles share; its limiter is a run's.
+        # Clients are cheap: they share connections. Each has the limiter of one run.
         key = (base_url, model, request.run, request.weight)
         client = self._clients.get(key)
         if client is None:
@@ -175,7 +175,7 @@ class Runtime:
 
 def _make_agent(request: RolloutRequest) -> BaseAgent:
     if request.reward is not None:
-        # Here and not at the first scoring: the model calls before it would be for nothing.
+        # Raises for an unknown reward before any model call is made.
         get_reward(request.reward)
     require_options(request)
     agent_class: Any = get_agent_class(request.agent)

@@ -1,20 +1,39 @@
-"""Scoring a trajectory: a scorer that fails is tried again, without the agent.
+"""Scoring a trajectory: that of an attempt, or a stored one again without its agent.
 
-Used for attempts by `execution.py` and for stored trajectories by `rescoring.py`. Must not: run an
-agent, or turn a failure into a value.
+Used by `execution.py` and by the Celery task `rollout.rescore`. A scorer that fails is tried again.
+Must not: run an agent, or turn a failure into a value.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.contract.errors import ContractError, ErrorClass, RewardError, boundary
-from pipeline.contract.messages import RewardPart, storable
+from pipeline.contract.errors import (
+    ContractError,
+    ErrorClass,
+    MalformedMessage,
+    RewardError,
+    RolloutError,
+    ServiceUnavailable,
+    boundary,
+)
+from pipeline.contract.messages import (
+    Completion,
+    ErrorRecord,
+    RescoreRequest,
+    RewardPart,
+    storable,
+)
+from pipeline.contract.trajectory import unpack_record
+from pipeline.queue.payloads import PayloadStore, load_body
+from pipeline.redaction import NOTHING, Redactor
 from workers.core.trajectory import Trajectory
 from workers.process.exit_guard import guard_exits
+from workers.process.records import stop_reason_of, trajectory_of
 from workers.rewards.registry import RewardResult, get_reward, score
 
 SCORING_TRIES = 3
@@ -23,7 +42,7 @@ SCORING_WAIT_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Scorer:
-    """A reward as a run asks for it."""
+    """A run's reward with its options."""
 
     name: str
     config: Mapping[str, Any]
@@ -36,7 +55,7 @@ class Scorer:
 
         Raises:
             RewardError: It failed every time.
-            ContractError: It gave something that is no reward, or no reward has this name.
+            ContractError: Its result is no reward, or no reward has this name.
         """
         # Outside the retries: a name that is unknown stays unknown.
         with boundary(RewardError):
@@ -54,7 +73,7 @@ class Scorer:
         return result.value, _parts(self.name, result, version, (loop.time() - started) * 1000)
 
     def failed(self, error_class: ErrorClass) -> RewardPart:
-        """Return the verdict that there is none."""
+        """Return the part that says that there is no reward."""
         try:
             version = get_reward(self.name).version
         except (ContractError, ImportError):
@@ -77,6 +96,50 @@ class Scorer:
                 timeout_s=self.timeout_s,
                 config=self.config,
             )
+
+
+async def rescore(
+    request: RescoreRequest,
+    payloads: PayloadStore,
+    worker_id: str,
+    *,
+    redactor: Redactor = NOTHING,
+) -> Completion:
+    """Score a stored trajectory; a failure is an outcome too."""
+    scorer = Scorer(request.reward, request.reward_config, request.reward_timeout_s)
+    outcome: dict[str, Any]
+    try:
+        trajectory = await _load(request, payloads)
+        value, parts = await scorer.score(trajectory, request.prompt)
+        outcome = {
+            "outcome": "succeeded",
+            "reward": value,
+            "reward_parts": parts,
+            "stop_reason": stop_reason_of(trajectory),
+        }
+    except RolloutError as error:
+        record = ErrorRecord(
+            error_class=error.error_class,
+            code=error.code,
+            message=storable(redactor.text(str(error))),
+            phase="scoring",
+        )
+        part = scorer.failed(error.error_class)
+        outcome = {"outcome": "failed", "error": record, "reward_parts": (part,)}
+    return Completion(**request.identity, worker_id=worker_id, purpose="rescore", **outcome)
+
+
+async def _load(request: RescoreRequest, payloads: PayloadStore) -> Trajectory:
+    try:
+        if request.body_uri is not None:
+            body = await asyncio.to_thread(load_body, request.body_uri, payloads)
+        else:
+            body = base64.b64decode(request.body)
+        return trajectory_of(unpack_record(body, request.codec), request.label)
+    except (MalformedMessage, ServiceUnavailable, ValueError, KeyError, TypeError) as error:
+        raise RewardError(
+            f"The stored trajectory cannot be read: {error}", code="no_trajectory"
+        ) from error
 
 
 def _parts(

@@ -1,8 +1,8 @@
 """The Celery tasks `rollout.run` and `rollout.rescore`, and the command that stops attempts.
 
-A task thread hands the attempt to the event loop and waits. What it returns is the one line that
-operators see in Flower, which shows what did not succeed as failed. The completion is on its way by
-then. Must not: decide anything about a rollout.
+A task thread hands the attempt to the event loop, waits for its end, and puts the completion into
+the outbox. The task's return value is the one line that operators see in Flower. Must not: decide
+anything about a rollout.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pipeline.contract.messages import (
     TASK_RESCORE,
     TASK_RUN,
     AttemptBeat,
+    AttemptRef,
     Completion,
     ErrorRecord,
     RescoreRequest,
@@ -27,21 +28,20 @@ from pipeline.contract.messages import (
 )
 from pipeline.queue.payloads import PayloadStore
 from pipeline.queue.signing import CANCEL, REQUEST, Forged, Signer
-from workers.process.acknowledgements import is_left_to_another
+from workers.process.celery_hooks import WorkerRequest, end_as, is_left_to_another
 from workers.process.execution import execute
+from workers.process.heartbeats import RejectedMessages
 from workers.process.loop import LoopThread
 from workers.process.outbox import Outbox
-from workers.process.rejected_messages import RefusedMessages
-from workers.process.rescoring import rescore
 from workers.process.runtime import Runtime
-from workers.process.task_events import ReportedRequest, end_as
+from workers.process.scoring import rescore
 
 log = logging.getLogger(__name__)
 
 #: Characters of an error's message in Flower, which keeps many tasks in memory.
 _MAX_MESSAGE_CHARS = 300
 
-#: Nothing was run here: what another delivery of the same task comes to is told by that one.
+#: Ends of a delivery that runs nothing; another delivery of the same task reports its outcome.
 _LEFT = "left to another worker, which gets it again"
 _DUPLICATE = "duplicate delivery, not run again"
 
@@ -54,18 +54,18 @@ def register_tasks(
     outbox: Outbox,
     payloads: PayloadStore,
     signer: Signer,
-    refused: RefusedMessages,
+    rejected: RejectedMessages,
 ) -> None:
-    """Give the application its tasks, bound to this process."""
+    """Define the application's tasks, bound to this process."""
 
     async def run_attempt(request: RolloutRequest) -> Completion | None:
-        if runtime.in_flight.knows((request.rollout_id, request.attempt_no)):
+        if runtime.in_flight.knows(request.key):
             return None
         completion = await execute(request, runtime)
         outbox.put(completion)
         return completion
 
-    @app.task(name=TASK_RUN, ignore_result=True, Request=ReportedRequest)
+    @app.task(name=TASK_RUN, ignore_result=True, Request=WorkerRequest)
     def run(message: str, signature: str = "") -> str:
         if is_left_to_another():
             return end_as(None, _LEFT)
@@ -73,17 +73,17 @@ def register_tasks(
             signer.check(message, signature, REQUEST)
             request = parse_message(RolloutRequest, message)
         except Forged as error:
-            # No outcome: it would be that of an attempt that somebody else is running.
-            log.error("A request was refused: %s", error)
-            refused.add("request", str(error), message)
+            # No completion: it would end an attempt that another worker may be running.
+            log.error("A request was rejected: %s", error)
+            rejected.add(str(error), message)
             return end_as("task-failed", f"forged request: {error}")
         except MalformedMessage as error:
             log.error("A request could not be decoded: %s", error)
-            refusal = _refusal(message, error, runtime.worker_id)
-            if refusal is not None:
-                outbox.put(refusal)
+            completion = _malformed(message, error, runtime.worker_id)
+            if completion is not None:
+                outbox.put(completion)
             else:
-                refused.add("request", str(error), message)
+                rejected.add(str(error), message)
             return end_as("task-failed", f"malformed request: {error}")
         future = loop.submit(run_attempt(request))
         try:
@@ -100,7 +100,7 @@ def register_tasks(
         outbox.put(completion)
         return completion
 
-    @app.task(name=TASK_RESCORE, ignore_result=True, Request=ReportedRequest)
+    @app.task(name=TASK_RESCORE, ignore_result=True, Request=WorkerRequest)
     def run_rescore(message: str, signature: str = "") -> str:
         if is_left_to_another():
             return end_as(None, _LEFT)
@@ -108,8 +108,8 @@ def register_tasks(
             signer.check(message, signature, REQUEST)
             request = parse_message(RescoreRequest, message)
         except MalformedMessage as error:
-            log.error("A request to score again was refused: %s", error)
-            refused.add("request", str(error), message)
+            log.error("A request to score again was rejected: %s", error)
+            rejected.add(str(error), message)
             return end_as("task-failed", f"malformed request: {error}")
         return describe(loop.submit(score_again(request)).result())
 
@@ -117,7 +117,7 @@ def register_tasks(
         try:
             signer.check("\n".join(labels), signature, CANCEL)
         except Forged as error:
-            log.error("A command to stop attempts was refused: %s", error)
+            log.error("A command to stop attempts was rejected: %s", error)
             return {"error": str(error)}
         wanted = frozenset(labels)
         return {"stopped": loop.call(lambda: runtime.in_flight.stop(wanted), timeout_s=5)}
@@ -126,7 +126,7 @@ def register_tasks(
 
 
 def describe(completion: Completion) -> str:
-    """Return the line that operators see of the running task, which an error makes a failed one."""
+    """Return the line that operators see of the running task; an error makes it a failed task."""
     tokens = completion.prompt_tokens + completion.completion_tokens
     if (error := completion.error) is not None:
         is_handed_back = error.error_class is ErrorClass.WORKER_STOPPED
@@ -144,7 +144,7 @@ def describe(completion: Completion) -> str:
 
 
 def reserved_beats(requests: Any) -> tuple[AttemptBeat, ...]:
-    """Return what Celery has taken from the broker and not started, for the heartbeat."""
+    """Return the attempts that Celery has reserved and not started, for the heartbeat."""
     beats: list[AttemptBeat] = []
     for reserved in list(requests):
         if getattr(reserved, "name", TASK_RUN) != TASK_RUN:
@@ -161,16 +161,12 @@ def reserved_beats(requests: Any) -> tuple[AttemptBeat, ...]:
     return tuple(beats)
 
 
-def _refusal(message: str, error: MalformedMessage, worker_id: str) -> Completion | None:
-    """Return the completion of a request that is wrong but says whose it is."""
+def _malformed(message: str, error: MalformedMessage, worker_id: str) -> Completion | None:
+    """Return the completion of a malformed request; None if it does not name its attempt."""
     try:
         data = orjson.loads(message)
         return Completion(
-            run_id=data["run_id"],
-            group_id=data["group_id"],
-            rollout_id=data["rollout_id"],
-            attempt_no=data["attempt_no"],
-            label=data["label"],
+            **{name: data[name] for name in AttemptRef.model_fields},
             worker_id=worker_id,
             outcome="failed",
             error=ErrorRecord(

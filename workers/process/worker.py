@@ -1,7 +1,7 @@
 """The worker process: Celery's thread pool in front, one event loop behind it.
 
-Started by `rollout worker`. SIGTERM drains: no new requests, what runs may finish for `drain_s`,
-the rest is handed back and costs no attempt. Holds no database credentials.
+Started by `rollout worker`. SIGTERM drains: the worker takes no new requests, running attempts may
+finish for `drain_s`, and the rest is handed back and costs no attempt. Has no database credentials.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, cast
 from celery import Celery, signals
 from celery.worker import state as celery_state
 
+from pipeline.contract.messages import Heartbeat
 from pipeline.limits.local_pause import LocalPauses
 from pipeline.limits.pool import LimiterPool
 from pipeline.queue.broker import Broker, broker_of
@@ -26,15 +27,13 @@ from pipeline.redaction import Redactor, redact_logs
 from pipeline.service import process_id
 from pipeline.settings import Settings
 from workers.llm.connections import close_connections
-from workers.process.acknowledgements import LastAcknowledgements
+from workers.process.celery_hooks import BatchedTaskEvents, LastAcknowledgements
 from workers.process.endpoints import announced_endpoints
-from workers.process.heartbeats import Heartbeats, HeartbeatTimes
+from workers.process.heartbeats import Heartbeats, RejectedMessages
 from workers.process.loop import LoopThread
 from workers.process.outbox import Outbox
 from workers.process.plugins import load_plugins
-from workers.process.rejected_messages import RefusedMessages
 from workers.process.runtime import Runtime
-from workers.process.task_events import BatchedTaskEvents
 from workers.process.tasks import register_tasks, reserved_beats
 from workers.rewards.reward_processes import close_reward_processes
 from workers.sandbox.kinds import set_default_kind
@@ -47,11 +46,11 @@ _CLOSE_S = 5.0
 
 
 def run_worker(settings: Settings, *, ready: Callable[[str], None] = lambda _: None) -> int:
-    """Run a worker until it is told to stop; return its exit code.
+    """Run a worker until SIGTERM; return its exit code.
 
     Args:
         settings: Concurrency, queues, plug-ins, model endpoint, drain time.
-        ready: Called with the worker's name when it takes requests.
+        ready: Called with the worker's id when it takes requests.
 
     Raises:
         ConfigError: A plug-in cannot be loaded, or the broker's URL cannot be used.
@@ -67,19 +66,24 @@ def run_worker(settings: Settings, *, ready: Callable[[str], None] = lambda _: N
     limits = _open_limits(settings, worker_id)
     runtime = Runtime(settings, worker_id, limits=limits, redactor=redactor)
     outbox = _open_outbox(broker, settings)
-    refused = RefusedMessages()
+    rejected = RejectedMessages()
+    about = Heartbeat(
+        worker_id=worker_id,
+        sequence=0,
+        capacity=settings.worker.concurrency,
+        queues=settings.worker.queues,
+        base_urls=announced_endpoints(settings),
+    )
     heartbeats = Heartbeats(
         OutcomePublisher(broker),
         loop,
         runtime.in_flight,
+        about=about,
         waiting=lambda: (*reserved_beats(celery_state.reserved_requests), *outbox.beats()),
         activity=runtime.activity.snapshot,
-        refused=refused,
-        worker_id=worker_id,
-        capacity=settings.worker.concurrency,
-        queues=settings.worker.queues,
-        base_urls=announced_endpoints(settings),
-        times=HeartbeatTimes(settings.lease.heartbeat_s, settings.worker.announce_s),
+        rejected=rejected,
+        every_s=settings.lease.heartbeat_s,
+        announce_s=settings.worker.announce_s,
     )
     app = make_celery_app(broker, queues=settings.worker.queues, lease_s=settings.lease.lease_s)
     steps = cast(Any, app.steps)["consumer"]
@@ -92,7 +96,7 @@ def run_worker(settings: Settings, *, ready: Callable[[str], None] = lambda _: N
         outbox=outbox,
         payloads=payloads,
         signer=broker.signer,
-        refused=refused,
+        rejected=rejected,
     )
     outbox.start()
     heartbeats.start()
@@ -103,7 +107,7 @@ def run_worker(settings: Settings, *, ready: Callable[[str], None] = lambda _: N
     finally:
         outbox.close(timeout_s=_FLUSH_S)
         heartbeats.close()
-        _let_go(loop, limits)
+        _close_connections(loop, limits)
         loop.stop()
 
 
@@ -133,8 +137,8 @@ def _open_limits(settings: Settings, worker_id: str) -> LimiterPool | LocalPause
     return LimiterPool(url, prefix=settings.limits_prefix, process=worker_id)
 
 
-def _let_go(loop: LoopThread, limits: LimiterPool | LocalPauses) -> None:
-    """Close what the loop holds open; a server that is gone must not hold up the exit."""
+def _close_connections(loop: LoopThread, limits: LimiterPool | LocalPauses) -> None:
+    """Close the loop's connections; a server that does not answer must not delay the exit."""
 
     async def close() -> None:
         async with asyncio.timeout(_CLOSE_S):
@@ -176,7 +180,7 @@ def _drain_on_stop(
 
 
 def _quiet_libraries(log_level: str) -> None:
-    """Leave out the lines that Celery and the HTTP client write about every single rollout."""
+    """Silence the lines that Celery and the HTTP client log for every single rollout."""
     if log_level == "DEBUG":
         return
     for name in ("celery.worker.strategy", "celery.app.trace", "httpx", "httpx2"):

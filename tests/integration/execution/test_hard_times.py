@@ -32,7 +32,7 @@ from pipeline.queue.celery_app import make_celery_app
 from pipeline.queue.frames import encode_completions
 from pipeline.queue.payloads import FolderPayloads, load_body
 from rollout.app import run_command
-from workers.process.heartbeats import Heartbeats, HeartbeatTimes
+from workers.process.heartbeats import Heartbeats, RejectedMessages
 from workers.process.in_flight import InFlight
 from workers.process.loop import LoopThread
 from workers.process.outbox import Outbox
@@ -208,10 +208,12 @@ def test_a_blocked_loop_is_reported_with_the_line_that_blocks_it(loop, caplog):
         sent,  # pyright: ignore[reportArgumentType]
         loop,
         InFlight(),
-        waiting=lambda: (),
-        worker_id="w",
-        capacity=3,
-        times=HeartbeatTimes(every_s=0.1, announce_s=0.1),
+        about=Heartbeat(worker_id="w", sequence=0, capacity=3),
+        waiting=tuple,
+        activity=tuple,
+        rejected=RejectedMessages(),
+        every_s=0.1,
+        announce_s=0.1,
     )
     heartbeats.start()
     wait_until(lambda: sent.beats, 10)

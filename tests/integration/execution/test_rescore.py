@@ -23,7 +23,7 @@ from pipeline.store.operations import begin_cancel, cancel_rollouts
 from pipeline.store.rescores import count_rescorable, read_rescorable, record_rescores
 from pipeline.trainer.client import TrainerClient
 from workers.core.trajectory import Trajectory
-from workers.process.rescoring import rescore
+from workers.process.scoring import rescore
 from workers.rewards.registry import clear_rewards, register_reward
 
 SCORING = ErrorClass.REWARD_ERROR

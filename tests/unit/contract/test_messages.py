@@ -123,6 +123,19 @@ def test_defaults_left_out_of_a_request_come_back(message):
     assert parse_message(RolloutRequest, message.model_dump_json(exclude_defaults=True)) == message
 
 
+def test_a_request_of_the_version_before_is_read():
+    """Shared fields are inherited and not nested, so messages in flight survive an upgrade."""
+    older = (
+        '{"run_id":"00000000-0000-0000-0000-000000000007","run":"math7","group_no":13,"n":8,'
+        '"group_id":"00000000-0000-0000-0000-00000000000d","rollout_index":2,"attempt_no":1,'
+        '"rollout_id":"00000000-0000-0000-0000-000000000002","label":"math7-g000013-r2-a1",'
+        '"prompt":{"prompt":"6 * 7?"},"agent":"react","tools":["calculator"],"reward":"numeric",'
+        '"limits":{"max_tokens":64},"scored":["policy_limit"],"policy_version":12,"weight":2.0}'
+    )
+    read = parse_message(RolloutRequest, older)
+    assert json.loads(read.model_dump_json(exclude_defaults=True)) == json.loads(older)
+
+
 @given(batch=st.lists(completions, max_size=4))
 def test_completions_read_back_from_a_frame_are_the_completions(batch):
     good, bad = decode_completions(encode_completions(batch))

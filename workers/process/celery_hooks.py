@@ -1,8 +1,12 @@
-"""What Flower is told of tasks and of this worker, in batches twice a second.
+"""Changes to Celery: when a request is acknowledged, and how its events reach Flower.
 
-Celery flushes its event buffer on every turn of its loop, which under load means a message for
-nearly every event: a third of a worker's cost outside the event loop (docs/performance.md).
-Must not: acknowledge, retry or decide anything; events are for people who watch.
+Celery acknowledges a message on the next turn of its loop, after the task has started. If the loop
+ends before that, the broker delivers the message again while this worker runs it. So at the end of
+a connection started requests are acknowledged, and no further request starts.
+
+Celery also flushes its event buffer on every turn of its loop: under load nearly one message per
+event, a third of a worker's cost outside the event loop (docs/performance.md). Here events are sent
+twice a second. Must not: retry or decide anything.
 """
 
 from __future__ import annotations
@@ -13,20 +17,26 @@ from typing import Any
 
 from celery import bootsteps
 from celery.utils.sysinfo import load_average
+from celery.worker.request import Request
 from celery.worker.state import SOFTWARE_INFO, active_requests, all_total_count
-
-from workers.process.acknowledgements import GatedRequest
 
 _EVERY_S = 0.5
 _MOST = 1000
 #: Celery's own time between two heartbeat events; Flower calls a worker offline after twice that.
 _HEARTBEAT_S = 2.0
-#: Longest wait for a broker to take the last events: a worker that stops must not hang on them.
-_LAST_WORDS_S = 5.0
+#: Longest wait for the broker to take the last events of a stopping worker.
+_LAST_EVENTS_S = 5.0
 
-
-#: How the task that this thread runs ends: an event of Celery's and the text beside it.
+#: Held while a request is accepted and while the end of acknowledgements is declared.
+_gate = threading.Lock()
+_too_late = threading.Event()
+#: Of the request that this thread runs: `is_left`, and the `end` that replaces its success event.
 _this_thread = threading.local()
+
+
+def is_left_to_another() -> bool:
+    """Whether this thread's request was not acknowledged, so that the broker delivers it again."""
+    return getattr(_this_thread, "is_left", False)
 
 
 def end_as(event: str | None, text: str) -> str:
@@ -37,19 +47,24 @@ def end_as(event: str | None, text: str) -> str:
 
     Args:
         event: Celery's event, such as `task-failed`; None sends none.
-        text: What the page shows beside it.
+        text: Shown beside it in Flower.
     """
     _this_thread.end = (event, text)
     return text
 
 
-class ReportedRequest(GatedRequest):
-    """A request whose task may say by `end_as` how its end is reported."""
+class WorkerRequest(Request):
+    """A request that is acknowledged and executed, or neither; `end_as` decides its last event."""
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
-        """Forget how the task before ended; called in the thread that then runs this one."""
+        """Acknowledge, unless it is too late; called in the thread that then runs the task."""
         _this_thread.end = None
-        super().on_accepted(pid, time_accepted)
+        with _gate:
+            _this_thread.is_left = _too_late.is_set()
+            if not _this_thread.is_left:
+                self.acknowledge()
+        if not _this_thread.is_left:
+            super().on_accepted(pid, time_accepted)
 
     def send_event(self, type: str, **fields: Any) -> None:
         """Send an event; the end that the task asked for takes the place of a success."""
@@ -60,6 +75,31 @@ class ReportedRequest(GatedRequest):
         event, text = end
         if event is not None:
             super().send_event(event, exception=text, runtime=fields.get("runtime"))
+
+
+class LastAcknowledgements(bootsteps.StartStopStep):
+    """Stops before the consumer of tasks does, and before its connection closes."""
+
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+
+    def start(self, parent: Any) -> None:
+        """Let tasks start; also after a reconnect."""
+        _too_late.clear()
+
+    def stop(self, parent: Any) -> None:
+        """Let no further task start, then acknowledge those that did."""
+        with _gate:
+            _too_late.set()
+        if parent.hub is None:
+            return
+        for pending in parent.hub._pop_ready():
+            try:
+                pending()
+            except OSError:
+                # The connection is lost: the broker delivers these messages again.
+                continue
+
+    terminate = stop
 
 
 class BatchedTaskEvents(bootsteps.StartStopStep):
@@ -84,7 +124,7 @@ class BatchedTaskEvents(bootsteps.StartStopStep):
         self._timer = parent.hub.call_repeatedly(_EVERY_S, parent.event_dispatcher.flush)
 
     def stop(self, parent: Any) -> None:
-        """Send what is left; at the end of the worker, a thread goes on with what still runs."""
+        """Flush; if the worker ends, a thread continues until its last task has ended."""
         if self._timer is None:
             return
         self._timer.cancel()
@@ -103,7 +143,7 @@ class BatchedTaskEvents(bootsteps.StartStopStep):
 
 
 class DrainEvents:
-    """Sends events while a worker drains, when Celery's loop has ended, and the last ones.
+    """Sends events while a worker drains and Celery's loop has already ended.
 
     Without it the tasks that finish after SIGTERM would stay "started" in Flower for ever, and the
     worker's number of active tasks as it was at the signal.
@@ -116,24 +156,24 @@ class DrainEvents:
         self._thread.start()
 
     def end(self) -> None:
-        """Say that nothing runs any more, and wait until Flower has been told."""
+        """Declare that all tasks have ended, and wait until the last events are sent."""
         self._is_over.set()
-        self._thread.join(_LAST_WORDS_S)
+        self._thread.join(_LAST_EVENTS_S)
 
     def _run(self) -> None:
-        # Celery has just said "offline", which is not so yet.
+        # Celery has just sent "worker-offline", too early: due at once is a correction.
         heartbeat_due_at = 0.0
         while not self._is_over.wait(_EVERY_S):
             if time.monotonic() >= heartbeat_due_at:
-                self._tell("worker-heartbeat")
+                self._send("worker-heartbeat")
                 heartbeat_due_at = time.monotonic() + _HEARTBEAT_S
             self._dispatcher.flush()
         self._dispatcher.flush()
         # Flower's metrics take the number of active tasks from heartbeats only.
-        self._tell("worker-heartbeat")
-        self._tell("worker-offline")
+        self._send("worker-heartbeat")
+        self._send("worker-offline")
 
-    def _tell(self, event: str) -> None:
+    def _send(self, event: str) -> None:
         self._dispatcher.send(
             event,
             freq=_HEARTBEAT_S,
@@ -145,7 +185,7 @@ class DrainEvents:
 
 
 def _publish_once(dispatcher: Any) -> None:
-    """Let a lost connection be an error, upon which Celery reconnects.
+    """Raise an error when the connection is lost, so that Celery reconnects.
 
     Celery's own heartbeat events ask for retries. Kombu 5.7 then declares the exchange on the dead
     channel again and again: the worker's main loop hung there for ever after RabbitMQ had closed
