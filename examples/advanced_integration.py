@@ -1,4 +1,4 @@
-"""Agents, tools and interactions of one's own, batches, and the trainer's layout.
+"""Custom agents, tools and interactions, batches, and the trainer's layout.
 
 python examples/advanced_integration.py
 """
@@ -37,17 +37,17 @@ def forecast(city: str, days: int = 1) -> str:
 
 @register_agent("summarize_twice")
 async def summarize_twice(prompt: dict[str, Any], llm) -> str:
-    """A whole agent as one function: its model calls are recorded for it."""
+    """An agent as one function, whose model calls are recorded."""
     first = await llm(f"Write a summary: {prompt['content']}")
     second = await llm(f"Write a shorter summary: {first.text}")
     return second.text
 
 
 class OneShotAgent(BaseAgent):
-    """An agent class of one's own: its loop is its own business."""
+    """A custom agent class with its own loop."""
 
     async def run_trajectory(self, prompt, llm_generate_func, request_id, **kwargs):
-        """Ask once and take the reply as it comes."""
+        """Ask once and record the reply."""
         trajectory = Trajectory(request_id=request_id)
         trajectory.add_step(TrajectoryStep(StepType.OBSERVATION, prompt["content"]))
         reply = await llm_generate_func(self.format_messages_for_llm(trajectory))
@@ -57,12 +57,12 @@ class OneShotAgent(BaseAgent):
 
 
 def wants_two_lines(trajectory: Trajectory) -> str | None:
-    """A simulated user: asks for more until there is a comma."""
+    """A simulated user that asks for more until the poem has a comma."""
     return None if "," in trajectory.get_final_response() else "Make the poem longer."
 
 
 class Characters:
-    """The least a tokenizer must be; bring your model's own."""
+    """The smallest possible tokenizer; use that of your model instead."""
 
     pad_token_id = 0
 

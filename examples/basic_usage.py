@@ -1,4 +1,4 @@
-"""The basics: one question, a question that needs a tool, and what a trajectory tells.
+"""The basics: one question, a question that needs a tool, and the contents of a trajectory.
 
 python examples/basic_usage.py
 """
@@ -36,7 +36,7 @@ async def ask_without_tools(llm) -> None:
 
 
 async def ask_with_a_tool(llm, folder: Path) -> Trajectory:
-    """A question that the calculator helps with; the trajectory is saved."""
+    """A question for the calculator; the trajectory is saved."""
     config = AgenticRolloutConfig(
         agent_type="react",
         max_steps=10,
@@ -52,7 +52,7 @@ async def ask_with_a_tool(llm, folder: Path) -> Trajectory:
 
 
 def show(trajectory: Trajectory) -> None:
-    """Print what happened, step by step."""
+    """Print the steps and the answer."""
     for step in trajectory.steps:
         print(f"  {step.step_type.value:13} {step.content}")
     print(f"Answer: {trajectory.get_final_response()}")

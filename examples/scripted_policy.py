@@ -1,7 +1,7 @@
 """The model of the examples: the endpoint that the environment names, else a script.
 
-With `OPENAI_API_KEY` (or `OPENAI_BASE_URL`) or `ANTHROPIC_API_KEY` set, the examples talk to that
-endpoint; without, to `ScriptedPolicy`, which needs no network and no key.
+With `OPENAI_API_KEY` (or `OPENAI_BASE_URL`) or `ANTHROPIC_API_KEY` set, the examples call that
+endpoint, else `ScriptedPolicy`, which needs no network and no key.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ Script = Mapping[str, Sequence[Any]]
 
 
 class ScriptedPolicy:
-    """Plays replies: which ones, by a word of the question; which of them, by the turn.
+    """Replies by a script: the question selects the replies, the turn selects one of them.
 
-    It keeps no state, so any number of conversations can use it at once.
+    The object keeps no state, so any number of conversations can use it at once.
 
     Args:
-        script: A part of the question to its replies, in order; "" is for any other question.
+        script: A part of the question to its replies, in order; "" matches any other question.
     """
 
     def __init__(self, script: Script) -> None:
         self.script = script
 
     async def __call__(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> Any:
-        """Return the reply of this turn; the last one again when the script is at its end."""
+        """Return the reply of this turn; after the last one, the last reply again."""
         question = next(str(m["content"]) for m in messages if m["role"] == "user")
         replies = next(replies for part, replies in self.script.items() if part in question)
         turn = sum(message["role"] == "assistant" for message in messages)
@@ -37,7 +37,7 @@ class ScriptedPolicy:
 
 @asynccontextmanager
 async def open_llm(script: Script) -> AsyncIterator[Any]:
-    """Give the environment's model, or the script; closes connections at the end."""
+    """Yield the environment's model, or the script; close connections at the end."""
     client = client_from_environment()
     if client is None:
         print("(no OPENAI_API_KEY or ANTHROPIC_API_KEY: answers come from a script)")

@@ -1,8 +1,8 @@
-"""Check that a rollout does what it should, from a question to a saved trajectory.
+"""Check a rollout from the question to the saved trajectory.
 
     python examples/test_agentic_rollout.py
 
-Always from a script, so that the checks are the same everywhere; exit code 1 when one fails.
+The answers always come from a script; exit code 1 if a check fails.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ CHECKS = (
 
 
 def run(checks) -> int:
-    """Run the checks, print one line for each, and return how many failed."""
+    """Run the checks, print one line for each, and return the number of failures."""
     failed = 0
     for check in checks:
         passed = asyncio.run(check())

@@ -1,8 +1,8 @@
-"""Check that the coding agent repairs a small program in a sandbox, judged by its tests.
+"""Check that the coding agent repairs a small program in a sandbox, with its tests as reward.
 
     python examples/test_coding_agent.py
 
-Always from a script; exit code 1 when a check fails.
+The answers always come from a script; exit code 1 if a check fails.
 """
 
 from __future__ import annotations

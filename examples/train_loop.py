@@ -3,13 +3,12 @@
     rollout run questions.jsonl --run sums --agent react --tools calculator --reward numeric -n 4
     python examples/train_loop.py sums
 
-The update is a stand-in: `TabularPolicy` is a table of preferences for answers, moved by the policy
-gradient of its own softmax. No language model is trained. In its place stands your optimizer step;
-everything around it stays as it is.
+The update is a stand-in for your optimizer step: `TabularPolicy` is a table of preferences for
+answers, updated by the policy gradient of its softmax. No language model is trained. A real trainer
+keeps the rest of the loop.
 
-Killed at any moment and started again, the loop goes on where its checkpoint is: a step whose
-checkpoint was written is committed and not trained again, any other is pulled again with the same
-groups in the same order.
+After a crash the loop continues at its checkpoint: a step whose checkpoint was written is committed
+and not trained again; any other step is pulled again, with the same groups in the same order.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ class TabularPolicy:
 
 @dataclass
 class Checkpoint:
-    """The policy and the step that it has seen last, in one file that is never half written."""
+    """The policy and its last step, in one file that is replaced atomically."""
 
     path: Path
     step: int | None = None
@@ -66,14 +65,14 @@ class Checkpoint:
 
     @classmethod
     def load(cls, path: Path) -> Checkpoint:
-        """Read the file; without one, training begins."""
+        """Read the file; without a file, training starts at the beginning."""
         if not path.exists():
             return cls(path)
         stored = json.loads(path.read_text(encoding="utf-8"))
         return cls(path, stored["step"], TabularPolicy(stored["preferences"]))
 
     def save(self, step: int) -> None:
-        """Replace the file as a whole; when this returns, it survives a power cut."""
+        """Replace the file atomically; when the function returns, the file is durable."""
         self.step = step
         part = self.path.with_suffix(".part")
         with part.open("w", encoding="utf-8") as file:
@@ -88,7 +87,7 @@ class Checkpoint:
 
 def train(client: TrainerClient, checkpoint: Checkpoint, spec: BatchSpec) -> int:
     """Train until the run has no more groups; return the number of steps."""
-    # Commits the checkpoint's step, if we ended between writing it and committing.
+    # Commits the checkpoint's step if the last process ended between checkpoint and commit.
     resumed = client.resume(committed_step=checkpoint.step)
     steps = 0
     for batch in client.stream(spec, start_step=resumed.next_step):
@@ -102,7 +101,7 @@ def train(client: TrainerClient, checkpoint: Checkpoint, spec: BatchSpec) -> int
 
 
 def describe(batch: TrainBatch) -> str:
-    """Say in one line what a step has seen."""
+    """Describe a step in one line."""
     rewards = [r.reward for r in batch.rollouts() if r.reward is not None]
     mean = f"mean reward {sum(rewards) / len(rewards):.3f}" if rewards else "no reward"
     again = ", pulled again" if batch.replayed else ""

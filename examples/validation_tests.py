@@ -1,8 +1,8 @@
-"""Check what must not happen: made-up rewards, executed arguments, endless calculations.
+"""Check that rewards are not invented, arguments not executed, calculations not endless.
 
     python examples/validation_tests.py
 
-Always from a script; exit code 1 when a check fails.
+The answers always come from a script; exit code 1 if a check fails.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ async def arguments_are_read_and_never_executed() -> bool:
     return False
 
 
-async def the_calculator_refuses_what_would_never_end() -> bool:
+async def the_calculator_refuses_endless_calculations() -> bool:
     calculator = get_global_tool_registry().get_tool("calculator")
     started = time.perf_counter()
     results = [
@@ -49,13 +49,13 @@ async def the_calculator_refuses_what_would_never_end() -> bool:
     return not any(result.success for result in results) and time.perf_counter() - started < 1
 
 
-async def a_failing_tool_is_told_to_the_model() -> bool:
+async def the_model_gets_the_error_of_a_tool() -> bool:
     llm = ScriptedPolicy({"": ["Action: calculator(expression='1/0')", "Final Answer: no"]})
     rollout = AgenticRollout(AgenticRolloutConfig(tools_config=["calculator"]), llm)
     (trajectory,) = await rollout.run_batch(["q"])
-    told = trajectory.get_messages()[-2]["content"]
+    result = trajectory.get_messages()[-2]["content"]
     errors = trajectory.metadata["tools"]["calculator"]["errors"]
-    return "division by zero" in told and errors == 1
+    return "division by zero" in result and errors == 1
 
 
 async def unknown_names_are_refused_with_the_known_ones() -> bool:
@@ -71,8 +71,8 @@ async def unknown_names_are_refused_with_the_known_ones() -> bool:
 CHECKS = (
     a_failed_model_call_is_never_a_reward,
     arguments_are_read_and_never_executed,
-    the_calculator_refuses_what_would_never_end,
-    a_failing_tool_is_told_to_the_model,
+    the_calculator_refuses_endless_calculations,
+    the_model_gets_the_error_of_a_tool,
     unknown_names_are_refused_with_the_known_ones,
 )
 

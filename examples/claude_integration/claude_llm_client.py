@@ -1,7 +1,7 @@
 """A Claude client for agents: the library's own, with its settings from the environment.
 
-`ANTHROPIC_API_KEY`, `ANTHROPIC_BASE_URL` and `ANTHROPIC_MODEL` fill in what is not given. Needs the
-`anthropic` SDK: pip install 'rollout-pipeline[anthropic]'.
+`ANTHROPIC_API_KEY`, `ANTHROPIC_BASE_URL` and `ANTHROPIC_MODEL` are the defaults of the arguments.
+Needs the `anthropic` SDK: pip install 'rollout-pipeline[anthropic]'.
 """
 
 from __future__ import annotations

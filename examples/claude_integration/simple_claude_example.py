@@ -1,4 +1,4 @@
-"""A ReAct agent on Claude, with a calculator by native tool calls.
+"""A ReAct agent on Claude that uses a calculator by native tool calls.
 
     export ANTHROPIC_API_KEY="your-key"
     python examples/claude_integration/simple_claude_example.py

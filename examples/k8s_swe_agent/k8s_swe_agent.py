@@ -1,11 +1,11 @@
-r"""A software engineering agent that works in Kubernetes pods, a pod of its own for each task.
+r"""A software engineering agent in Kubernetes pods, one for each task.
 
     python examples/k8s_swe_agent/k8s_swe_agent.py --namespace rollouts --image python:3.12
 
 Needs the Kubernetes client (pip install 'rollout-pipeline[k8s]') and the rights of permissions.yaml
-in the namespace. Without a cluster it works in a sandbox of this machine and says so; without
+in the namespace. Without a cluster the agent works in a sandbox of this machine; without
 `OPENAI_API_KEY` or `ANTHROPIC_API_KEY` the answers come from a script. Each line of tasks.jsonl is
-a repository and the tests that judge the work, so the same file is a dataset of the pipeline:
+a repository with its tests, so the same file is a dataset of the pipeline:
 
     rollout run tasks.jsonl --agent swe --max-tokens 4096 \
         --set 'agent_config={"sandbox": "k8s", "image": "python:3.12"}'
@@ -64,7 +64,7 @@ def read_arguments() -> argparse.Namespace:
 
 
 def choose_sandbox(wanted: str) -> str:
-    """Return the kind of sandbox; `auto` is a pod where a cluster is configured."""
+    """Return the kind of sandbox; `auto` is a pod if a cluster is configured."""
     if wanted != "auto":
         return wanted
     try:
@@ -76,7 +76,7 @@ def choose_sandbox(wanted: str) -> str:
 
 
 def agent_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the agent's options: where it works and in which image."""
+    """Return the agent's options: the sandbox and its image."""
     kind = choose_sandbox(arguments.sandbox)
     options: dict[str, Any] = {"sandbox": kind}
     if kind in ("k8s", "docker"):
@@ -87,7 +87,7 @@ def agent_options(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def show(task: dict[str, Any], trajectory: Trajectory) -> bool:
-    """Print what came of a task; False when it could not be worked on at all."""
+    """Print the result of a task; return False if it ended in an error."""
     name = task.get("id", trajectory.request_id)
     if error := trajectory.metadata.get("error"):
         print(f"{name}: error: {error['message']}")

@@ -1,4 +1,4 @@
-"""Look at stored trajectories: list, get, filter, sum up, export.
+"""Browse stored trajectories: list, get, filter, statistics, export.
 
     python examples/trajectory_client/browse.py                       # offline, on a small run
     python examples/trajectory_client/browse.py list RUN
@@ -7,8 +7,8 @@
     python examples/trajectory_client/browse.py statistics RUN
     python examples/trajectory_client/browse.py export RUN -o good.jsonl --min-reward 1
 
-With a command it reads the store of `ROLLOUT_DATABASE__URL`, or that of `.rollout` in this folder;
-without one it makes a store of its own with a run of 4 prompts and 3 rollouts of each.
+With a command the script reads the store of `ROLLOUT_DATABASE__URL`, or that of `.rollout` in this
+folder. Without a command it makes a temporary store with a run of 4 prompts and 3 rollouts of each.
 """
 
 from __future__ import annotations

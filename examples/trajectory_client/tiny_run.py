@@ -1,7 +1,7 @@
-"""A small run in a store of its own, for looking around without a model and without a broker.
+"""A small run in a temporary store, without a model and without a broker.
 
-Each attempt is claimed, executed and recorded in this process: what the dispatcher, a worker and
-the collector do between them.
+This process claims, executes and records each attempt, in place of the dispatcher, a worker and the
+collector.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A reader of the trajectory store: lists, finds, sums up and exports what rollouts did.
+"""A reader of the trajectory store: list, find, summarise and export rollouts.
 
-Reads only: nothing is leased from a trainer and nothing is changed. Lines are those of
+The client only reads; it leases no groups and changes nothing. Lines are those of
 `rollout export`, plain dicts with `label`, `state`, `reward`, `stop_reason`, `error`, `messages`.
 """
 
@@ -36,7 +36,7 @@ Condition = Callable[[Line], bool]
 
 @dataclass(frozen=True)
 class StoredTrajectory:
-    """A rollout of the store: what is known of it, and the trajectory of its last attempt."""
+    """A rollout of the store, and the trajectory of its last attempt."""
 
     rollout: dict[str, Any]
     trajectory: Trajectory | None

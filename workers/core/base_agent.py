@@ -23,15 +23,6 @@ from workers.core.tool_registry import create_tools
 from workers.core.tool_schemas import OpenAIFunctionToolSchema, ToolResult, cut_middle
 from workers.core.trajectory import StepType, Trajectory, TrajectoryStep
 
-STOP_REASONS = (
-    "answered",
-    "max_steps",
-    "max_tokens",
-    "max_tool_calls",
-    "parse_error",
-    "tool_stopped",
-)
-
 
 class BaseAgent(ABC):
     """An agent: turns a prompt into a trajectory by calling a model and tools.

@@ -1,8 +1,7 @@
 """Plain typed functions as tools, and schemas for tools that have none.
 
 pydantic makes the schema from the signature and checks the arguments. `tool_registry.tool`
-registers a function by decorator; `as_tool` only wraps it. Must not: run a sync function in the
-event loop.
+registers a function by decorator. Must not: run a sync function in the event loop.
 """
 
 from __future__ import annotations
@@ -70,13 +69,6 @@ class FunctionTool(BaseAgenticTool):
         except ValidationError as error:
             return ToolResult(success=False, error=_problems_text(error))
         return as_tool_result(await call_sync_or_async(self.function, **arguments))
-
-
-def as_tool(
-    function: Callable[..., Any], name: str | None = None, description: str | None = None
-) -> FunctionTool:
-    """Wrap a function as a tool without registering it."""
-    return FunctionTool(function, name, description)
 
 
 def schema_of_execute(tool: Any, name: str) -> OpenAIFunctionToolSchema:

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from workers.core.function_tool import as_tool, schema_of_execute
+from workers.core.function_tool import FunctionTool, schema_of_execute
 from workers.core.sync_call import call_sync_or_async
 from workers.core.tool_schemas import OpenAIFunctionToolSchema, ToolResult, as_tool_result
 from workers.sandbox.base import SandboxFailure
@@ -28,7 +28,6 @@ async def invoke_tool(
     parameters: dict[str, Any],
     *,
     timeout_s: float | None = None,
-    **kwargs: Any,
 ) -> ToolResult:
     """Run a tool once for one trajectory; its exception or time-out is a result with the error.
 
@@ -39,7 +38,7 @@ async def invoke_tool(
     """
     try:
         async with asyncio.timeout(timeout_s):
-            return await _execute(tool, instance_id, parameters, kwargs)
+            return await _execute(tool, instance_id, parameters)
     except SandboxFailure:
         raise
     except TimeoutError as error:
@@ -80,7 +79,7 @@ def checked_tool(name: str, tool: Any) -> Any:
             f"tool {name!r} is {tool!r}; expected an object with execute_tool(instance_id, "
             "parameters) or execute(**args), or a function"
         )
-    return as_tool(tool, name)
+    return FunctionTool(tool, name)
 
 
 def tool_schema(name: str, tool: Any) -> OpenAIFunctionToolSchema:
@@ -106,13 +105,9 @@ def _is_verl_tool(tool: Any) -> bool:
     )
 
 
-async def _execute(
-    tool: Any, instance_id: str, parameters: dict[str, Any], kwargs: Mapping[str, Any]
-) -> ToolResult:
+async def _execute(tool: Any, instance_id: str, parameters: dict[str, Any]) -> ToolResult:
     if execute_tool := getattr(tool, "execute_tool", None):
-        return as_tool_result(
-            await call_sync_or_async(execute_tool, instance_id, parameters, **kwargs)
-        )
+        return as_tool_result(await call_sync_or_async(execute_tool, instance_id, parameters))
     if _is_verl_tool(tool):
         return await _execute_verl(tool, instance_id, parameters)
     _check_arguments(tool.execute, parameters)

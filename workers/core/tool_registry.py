@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, overload
 
-from workers.core.function_tool import as_tool
+from workers.core.function_tool import FunctionTool
 from workers.core.options import OptionError, check_options
 from workers.core.tool_call import checked_tool
 
@@ -161,7 +161,7 @@ def tool(
     """
 
     def register(decorated: Function) -> Function:
-        _global_registry.register_tool_instance(as_tool(decorated, name, description))
+        _global_registry.register_tool_instance(FunctionTool(decorated, name, description))
         return decorated
 
     return register(function) if function is not None else register

@@ -4,7 +4,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from workers.core.base_tool import BaseAgenticTool
-from workers.core.function_tool import as_tool
+from workers.core.function_tool import FunctionTool
 from workers.core.tool_prompt import tools_text
 from workers.core.tool_registry import (
     ToolRegistry,
@@ -146,7 +146,7 @@ def test_a_function_that_cannot_be_a_tool_says_why(source, words):
     scope: dict = {}
     exec(source, scope)
     with pytest.raises(TypeError, match=words):
-        as_tool(scope["f"])
+        FunctionTool(scope["f"])
 
 
 def test_tools_are_described_with_kinds_and_choices():
