@@ -1,6 +1,6 @@
-"""Worker processes that share limits through a private Redis, and what each call was granted.
+"""Worker processes that share limits through a private Redis, and the times of their calls.
 
-Used by `limits.py` and by the tests of limits. Must not: judge what was granted.
+Used by `limits.py` and by the tests of limits. Must not judge the results.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from pipeline.limits.store import LimitStore
 
 
 class PrivateRedis:
-    """A Redis server on a unix socket of its own, which the user may kill."""
+    """A Redis server on a unix socket of its own; users may kill it."""
 
     def __init__(self, program: Path, folder: Path) -> None:
         self.program, self.folder = program, folder
@@ -54,7 +54,7 @@ class PrivateRedis:
 
 @dataclass
 class Report:
-    """What a fleet was granted: (granted_at, ended_at, run, tokens)."""
+    """The calls of a fleet: (granted_at, ended_at, run, tokens)."""
 
     grants: list[tuple[float, float, str, int]] = field(default_factory=list)
     calls: int = 0
@@ -91,7 +91,7 @@ class Report:
 
 @dataclass
 class Fleet:
-    """Starts worker processes that share limits, and collects what they were granted."""
+    """Starts worker processes that share limits, and collects their calls."""
 
     url: str
     prefix: str
@@ -129,7 +129,7 @@ class Fleet:
             await process.stdin.drain()
 
     async def report(self) -> Report:
-        """Wait for all processes and gather what they were granted."""
+        """Wait for all processes and collect their calls."""
         report = Report()
         for process in self.processes:
             out, _ = await asyncio.wait_for(process.communicate(), 60)

@@ -1,6 +1,6 @@
-"""What three processes are granted under one limit: requests, then tokens, and at what cost.
+"""The calls that three processes get under one limit of requests, then of tokens, and their cost.
 
-Run by `python -m benchmarks limits`. All callers want more than there is. Must not: print.
+Run by `python -m benchmarks limits`. All callers ask for more than the limit. Must not print.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Packages of ours that other files hide: which, and by what.
+"""Finds files that hide our packages from an import.
 
-Python takes the first `workers` that it finds: the folder of the script, then PYTHONPATH, then what
-is installed. A user's own `workers/` or `pipeline.py` therefore stands before ours. Called by
-`rollout doctor`, and by the command line when an import fails. Must not import what it looks for.
+Python imports the first `workers` on its path: the script's folder, then PYTHONPATH, then installed
+packages. A user's own `workers/` or `pipeline.py` therefore hides ours. Called by `rollout doctor`,
+and by the command line when an import fails. Must not import the packages.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _INSTALLED = Path(__file__).resolve().parents[1]
 
 
 def find_hidden(folder: Path | None = None) -> dict[str, Path]:
-    """Map each hidden package to the file or folder that a script would get in its place.
+    """Map each hidden package to the file or folder that is imported in its place.
 
     Args:
-        folder: Where the script lies; None: what this process imports.
+        folder: The folder of a script; None: for this process.
     """
     path = [*([str(folder)] if folder else []), *sys.path]
     found = {name: _place(name, path) for name in PACKAGES}
@@ -34,7 +34,7 @@ def find_hidden(folder: Path | None = None) -> dict[str, Path]:
 
 
 def explain_hidden(error: ImportError) -> ConfigError | None:
-    """Say which file is in the way, if that is why an import failed."""
+    """Return an error that names the file, if a hidden package made an import fail."""
     package = (error.name or "").partition(".")[0]
     place = find_hidden().get(package)
     if place is None:

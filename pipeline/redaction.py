@@ -1,8 +1,8 @@
-"""Secrets are taken out of what is stored, sent and logged.
+"""Removes secrets from stored, sent and logged text.
 
-Made at entry points of the settings and the environment; used by the worker on error messages and
-trajectories, and on every log line. What it knows is replaced wherever it stands as text, in JSON
-or in a URL. Must not: touch words that are no secret, such as the passwords that everybody knows.
+Entry points make a `Redactor` from settings and environment; the worker applies it to errors,
+trajectories and log lines. It replaces a secret in text, in JSON and in URLs. Must not change words
+that are no secret, such as well-known default passwords.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pydantic import BaseModel, SecretStr
 
 MASK = "***"
 
-#: Shorter ones, and those in `_WELL_KNOWN`, would be found in text that is not about them.
+#: Shorter secrets, and those in `_WELL_KNOWN`, also occur as ordinary words, so they stay.
 _MIN_CHARS = 8
 _WELL_KNOWN = frozenset(
     {"password", "postgres", "rabbitmq", "not-needed", "placeholder", "no-key-needed", "dummy-key"}
@@ -29,9 +29,9 @@ class Redactor:
     """Replaces secrets in text and in JSON bytes.
 
     Args:
-        secrets: Texts that nobody may read.
-        passwords: Passwords of URLs: replaced there, whatever they are, and elsewhere if they are
-            no common word.
+        secrets: Texts to replace.
+        passwords: Passwords of URLs: always replaced in URLs, elsewhere only if they are no common
+            word.
     """
 
     def __init__(self, secrets: Iterable[str] = (), passwords: Iterable[str] = ()) -> None:
@@ -41,14 +41,14 @@ class Redactor:
         for password in given - whole:
             for form in (password, quote(password, safe="")):
                 pairs[f":{form}@"] = f":{MASK}@"
-        # Longest first: one secret may be the beginning of another.
+        # Longest first, because one secret may be the beginning of another.
         ordered = sorted(pairs.items(), key=lambda pair: (-len(pair[0]), pair[0]))
         self._texts = ordered
         self._bytes = [(form.encode(), mask.encode()) for form, mask in ordered]
 
     @classmethod
     def of(cls, settings: BaseModel, environ: Mapping[str, str]) -> Redactor:
-        """Return what knows the secrets of settings and environment."""
+        """Make a redactor of the secrets in settings and environment."""
         secrets = set(_secrets_in(settings))
         for name, value in environ.items():
             if name.upper().endswith(_SECRET_ENDINGS) or "://" in value:
@@ -71,12 +71,12 @@ class Redactor:
         return data
 
 
-#: Knows no secrets.
+#: Redacts nothing.
 NOTHING = Redactor()
 
 
 def redact_logs(redactor: Redactor) -> None:
-    """Take secrets out of every log record of this process from now on."""
+    """Remove secrets from every later log record of this process."""
     known = logging.getLogRecordFactory()
     make = known.make if isinstance(known, _RedactingFactory) else known
     logging.setLogRecordFactory(_RedactingFactory(make, redactor))
@@ -92,12 +92,12 @@ class _RedactingFactory:
         try:
             message = record.getMessage()
         except (TypeError, ValueError, KeyError):
-            return record  # a wrong call of the logger: logging itself reports it
+            return record  # logging itself reports a wrong call
         redacted = self._redactor.text(message)
         if redacted != message:
             record.msg, record.args = redacted, ()
         if record.exc_info and record.exc_info[0] is not None:
-            # Formatters take this instead of formatting the exception themselves.
+            # Formatters use this text instead of formatting the exception again.
             text = logging.Formatter().formatException(record.exc_info)
             record.exc_text = self._redactor.text(text)
         return record
@@ -108,7 +108,7 @@ def _is_secret(text: str) -> bool:
 
 
 def _forms(secret: str) -> set[str]:
-    """Return the secret as it stands in text, in a URL, in JSON, and in JSON within JSON."""
+    """Return the forms of a secret in text, in a URL, in JSON, and in JSON within JSON."""
     forms = {secret}
     for _ in range(2):
         forms |= {json.dumps(f, ensure_ascii=ascii)[1:-1] for f in forms for ascii in (False, True)}

@@ -291,7 +291,10 @@ class Limiter:
             self._flush_at = now
             return
         self._last = reply
-        self._adopt(reply)
+        if self._limits.adopt(reply):
+            for queue in self._queues.values():
+                queue.slots.clear()  # Reserved under limits that no longer hold.
+            self._gather_at = -math.inf
         if self._backoff_s is None:
             self._pause_until = -math.inf if reply.pause_s == 0 else self._pause_until
             if reply.pause_s > 0:
@@ -304,12 +307,6 @@ class Limiter:
         if any(len(queue.slots) > len(queue.waiters) for queue in self._queues.values()):
             self._flush_at = now  # Callers gave up during the sync.
         self._hand_out()
-
-    def _adopt(self, reply: SyncReply) -> None:
-        if self._limits.adopt(reply):
-            for queue in self._queues.values():
-                queue.slots.clear()  # Reserved under limits that no longer hold.
-            self._gather_at = -math.inf
 
     def _hold_until(self, until: float) -> None:
         self._pause_until = until

@@ -1,7 +1,7 @@
 """All settings of a process: one frozen object, built at entry points and passed down.
 
-Sources, low to high: defaults, `rollout.toml` found upwards, its `[profile.NAME]`, `.env`,
-`ROLLOUT_*` variables (nested by `__`), flags. No other module reads the environment.
+Sources, from low to high precedence: defaults, `rollout.toml` found upwards, its `[profile.NAME]`,
+`.env`, `ROLLOUT_*` variables (nested by `__`), flags. No other module reads the environment.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from pipeline.settings.sections import (
 
 TOML_NAME = "rollout.toml"
 
-#: Names other tools use for the same thing, honoured below our own.
+#: Variables of other tools with the same meaning; our own names take precedence.
 _ALIASES = {
     "OPENAI_BASE_URL": ("llm", "base_url"),
     "BASE_URL": ("llm", "base_url"),
@@ -57,7 +57,7 @@ _ALIASES = {
 
 
 class Settings(BaseSettings):
-    """Everything that can be configured."""
+    """All settings."""
 
     model_config = SettingsConfigDict(
         env_prefix="ROLLOUT_", env_nested_delimiter="__", frozen=True, extra="forbid"
@@ -71,7 +71,8 @@ class Settings(BaseSettings):
         default="INFO", description="Least severe line that is logged."
     )
     run: dict[str, Any] = Field(
-        default={}, description="Fields of every run made here, where its options name no other."
+        default={},
+        description="Fields of each run made here, unless the command's options set them.",
     )
     database: DatabaseSettings = DatabaseSettings()
     broker: BrokerSettings = BrokerSettings()
@@ -87,15 +88,10 @@ class Settings(BaseSettings):
 
     @classmethod
     def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
+        cls, settings_cls: Any, init_settings: PydanticBaseSettingsSource, **_: Any
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Take flags and `ROLLOUT_*` only; `load_settings` merges the files beneath them."""
-        return init_settings, env_settings
+        """Take arguments only: `load_settings` merges files, environment and flags."""
+        return (init_settings,)
 
     @property
     def limits_redis_url(self) -> str | None:
@@ -112,12 +108,12 @@ class Settings(BaseSettings):
 
     @property
     def limits_prefix(self) -> str:
-        """What the keys of limits begin with."""
+        """The prefix of the keys of limits."""
         return f"{self.broker.prefix}rollout:limits"
 
     @property
     def embedded_database(self) -> bool:
-        """Whether the store is a private server."""
+        """Whether the database is a private server."""
         return self.database.url is None
 
     @property
@@ -136,14 +132,14 @@ def load_settings(
         start: Folder from which `rollout.toml` and `.env` are looked for upwards.
 
     Raises:
-        ConfigError: A value cannot work or a name is unknown; says which and what was meant.
+        ConfigError: A value is invalid or a name is unknown; the message proposes a remedy.
     """
     layers = [layer for _, layer in settings_layers(overrides=overrides, start=start)]
     merged: dict[str, Any] = {}
     for layer in layers:
         _merge(merged, layer)
     try:
-        return _Merged(**merged)
+        return Settings(**merged)
     except ValidationError as error:
         raise _config_error(error) from error
 
@@ -151,7 +147,7 @@ def load_settings(
 def settings_layers(
     *, overrides: Mapping[str, Any] | None = None, start: Path | None = None
 ) -> list[tuple[str, dict[str, Any]]]:
-    """Return what each source says, low to high, each with the source's name."""
+    """Return the values of each source with its name, from low to high precedence."""
     start = start or Path.cwd()
     layers: list[tuple[str, dict[str, Any]]] = []
     path = _find_upwards(TOML_NAME, start)
@@ -181,12 +177,6 @@ def settings_layers(
     return layers
 
 
-class _Merged(Settings):
-    @classmethod
-    def settings_customise_sources(cls, settings_cls: Any, init_settings: Any, **_: Any) -> Any:
-        return (init_settings,)
-
-
 def _environment() -> dict[str, Any]:
     known = _read(EnvSettingsSource(Settings))
     prefix = "ROLLOUT_"
@@ -204,7 +194,7 @@ def _from_dotenv(path: Path) -> dict[str, Any]:
     source = DotEnvSettingsSource(Settings, env_file=path, env_file_encoding="utf-8")
     pairs = {key.upper(): value for key, value in source.env_vars.items() if value}
     layer = _from_aliases(pairs)
-    # Other tools share .env: names that are not ours are none of our business.
+    # Other tools share .env, so names that are not ours are ignored.
     own = {key: value for key, value in _read(source).items() if key in Settings.model_fields}
     return _merge(layer, own)
 

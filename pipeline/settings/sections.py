@@ -1,6 +1,6 @@
 """The sections of the settings; every field has a default, a unit and one sentence.
 
-Put together by `pipeline.settings.Settings`. Must not: read files or the environment.
+`pipeline.settings.Settings` combines them. Must not read files or the environment.
 """
 
 from __future__ import annotations
@@ -54,22 +54,22 @@ class BrokerSettings(_Section):
     )
     signing_key: SecretStr | None = Field(
         default=None,
-        description="Shared by all processes: what is not signed with it is refused; None: "
-        "nothing is signed.",
+        description="Shared by all processes, which refuse messages not signed with it; None: "
+        "no signatures.",
     )
     tls_ca_file: Path | None = Field(
         default=None,
-        description="Certificates that a broker on TLS (rediss://, amqps://) must be signed by; "
-        "None: the system's.",
+        description="CA certificates for a broker on TLS (rediss://, amqps://); None: the "
+        "system's.",
     )
     tls_cert_file: Path | None = Field(
-        default=None, description="Our own certificate, where the broker asks for one."
+        default=None, description="Client certificate, where the broker asks for one."
     )
-    tls_key_file: Path | None = Field(default=None, description="Its key.")
+    tls_key_file: Path | None = Field(default=None, description="Key of the client certificate.")
     connect_timeout_s: float = Field(default=5, gt=0, description="Longest wait for a connection.")
 
     def tls_files(self, *, ca: str, cert: str, key: str) -> dict[str, str]:
-        """Return the paths that are set, under the names a client has for them."""
+        """Return the paths that are set, under the names that a client uses."""
         files = {ca: self.tls_ca_file, cert: self.tls_cert_file, key: self.tls_key_file}
         return {name: str(path) for name, path in files.items() if path is not None}
 
@@ -84,16 +84,18 @@ class AwsSettings(_Section):
 
 
 class DispatchSettings(_Section):
-    """How work is handed to the broker."""
+    """How rollouts are dispatched to the broker."""
 
     max_in_flight: int = Field(
-        default=2000, ge=1, description="Attempts on the broker and in workers."
+        default=2000, ge=1, description="Most attempts on the broker and in workers together."
     )
     runs: tuple[str, ...] = Field(
-        default=(), description="Runs whose rollouts are handed out; none: all."
+        default=(), description="Runs whose rollouts are dispatched; none: all."
     )
     batch_size: int = Field(default=500, ge=1, description="Rollouts claimed in one transaction.")
-    poll_s: float = Field(default=1.0, gt=0, description="Slow poll behind the notifications.")
+    poll_s: float = Field(
+        default=1.0, gt=0, description="Time between two polls for work, if no notification comes."
+    )
     request_expires_s: float = Field(
         default=600,
         gt=0,
@@ -102,21 +104,21 @@ class DispatchSettings(_Section):
 
 
 class LeaseSettings(_Section):
-    """How a lost worker is noticed."""
+    """How a lost worker is detected."""
 
     heartbeat_s: float = Field(
         default=5.0, gt=0, description="Time between two heartbeats of a worker."
     )
     lease_s: float = Field(
-        default=30.0, gt=0, description="Silence after which an attempt is lost."
+        default=30.0, gt=0, description="Time without a heartbeat after which an attempt is lost."
     )
     grace_s: float = Field(
         default=10.0,
         ge=0,
-        description="Quiet time after the collector (re)connects before judging.",
+        description="Time after the collector (re)connects before leases can expire.",
     )
     poll_s: float = Field(
-        default=0.5, gt=0, description="Time between two looks at expired leases."
+        default=0.5, gt=0, description="Time between two checks for expired leases."
     )
     max_redispatch_per_s: int = Field(
         default=500, ge=1, description="Lost attempts requeued per second."
@@ -124,12 +126,14 @@ class LeaseSettings(_Section):
 
 
 class CollectorSettings(_Section):
-    """How completions are taken in."""
+    """How completions are recorded."""
 
     batch_size: int = Field(
         default=256, ge=1, description="Completions committed in one transaction."
     )
-    linger_ms: float = Field(default=20.0, ge=0, description="Wait for more before a commit.")
+    linger_ms: float = Field(
+        default=20.0, ge=0, description="Wait for more completions before a commit."
+    )
 
 
 class PayloadSettings(_Section):
@@ -155,9 +159,11 @@ class LlmSettings(_Section):
         default=None,
         description="OpenAI-compatible endpoint, or several that serve the same model.",
     )
-    api_key: SecretStr | None = Field(default=None, description="Its key.")
+    api_key: SecretStr | None = Field(default=None, description="API key of llm.base_url.")
     anthropic_base_url: str | None = Field(default=None, description="Anthropic endpoint.")
-    anthropic_api_key: SecretStr | None = Field(default=None, description="Its key.")
+    anthropic_api_key: SecretStr | None = Field(
+        default=None, description="API key of llm.anthropic_base_url."
+    )
     model: str | None = Field(default=None, description="Model name where a run names none.")
     client: Literal["sdk", "lean"] = Field(
         default="lean",
@@ -172,7 +178,7 @@ class LlmSettings(_Section):
 
 
 class LimitsRedisSettings(_Section):
-    """Where limits on model calls are shared; `rollout limits set` sets them."""
+    """The Redis that holds limits on model calls; `rollout limits set` sets them."""
 
     redis_url: SecretStr | None = Field(
         default=None,
@@ -211,4 +217,6 @@ class FlowerSettings(_Section):
         default=5555, ge=0, le=65535, description="Port to listen on; 0: any free one."
     )
     user: str = Field(default="rollout", description="Name for basic authentication.")
-    password: SecretStr | None = Field(default=None, description="None: made anew and printed.")
+    password: SecretStr | None = Field(
+        default=None, description="Password; None: a new one is made and printed."
+    )

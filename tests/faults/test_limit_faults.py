@@ -1,4 +1,4 @@
-"""Storms of 429 and calls that nobody answers: the rate holds, and nothing leaks. C15."""
+"""Bursts of 429s and calls without an answer: the rate holds, and no unit leaks. C15."""
 
 import asyncio
 import random
