@@ -1,8 +1,8 @@
-r"""Finds the number that an answer states, as people and models write numbers.
+r"""Finds the number that an answer states.
 
 Used by the `gsm8k` and `numeric` rewards. Understood: thousands separators, currency, units,
 signs, decimals, fractions, mixed numbers, percent (read as a unit), LaTeX, \boxed{…}, `####`.
-Must not: compare, or take longer than the text is long.
+Must not compare, or take more than linear time.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def last_boxed(text: str) -> str | None:
         depth += {"{": 1, "}": -1}.get(text[position], 0)
         if depth == 0:
             return text[brace + 1 : position]
-    return text[brace + 1 :]  # cut off by a token limit: what is there counts
+    return text[brace + 1 :]  # cut off by a token limit: the part that is there counts
 
 
 def first_number(text: str) -> Fraction | None:

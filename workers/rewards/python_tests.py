@@ -1,14 +1,14 @@
 """The reward `python_tests`: 1.0 if a function passes the row's unit tests, else 0.0.
 
 Imported by the registry on first use. Rows have `prompt` (the function's head), `entry_point` and
-`test` (which defines `check(candidate)`). The candidate runs in a process of its own inside the
-sandbox and the tests in another (`test_runner.py`): it is handed arguments and hands back plain
-data, so patched builtins, objects equal to everything, frame tricks, early exits and
-printed verdicts reach nothing that decides. Must not: give 0.0 for a failure of our own.
+`test` (which defines `check(candidate)`). Inside the sandbox the candidate runs in one process and
+the tests in another (`test_runner.py`). The candidate gets arguments and returns plain data, so
+patched builtins, objects equal to everything, frame tricks, early exits and printed verdicts do not
+change the verdict. Must not give 0.0 for a failure of our own.
 
-Not covered: a candidate that recognises the tests' arguments and returns what it knows; tests that
-look into the candidate (source, signature, coroutines, arrays); and a candidate that attacks the
-worker itself, where somebody chose the sandbox `process`.
+Not covered: a candidate that recognises the tests' arguments and returns the expected results;
+tests that look into the candidate (source, signature, coroutines, arrays); and a candidate that
+attacks the worker itself in the sandbox `process`.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from workers.sandbox.kinds import SandboxKind, open_sandbox
 DEFAULT_TIMEOUT_S = 10.0
 _MEMORY_BYTES = 1024**3
 _FENCES = ("```", "~~~")
-#: Python is started without its site hooks, which cost more than the candidate; the packages of
-#: this environment are put on the path by the program itself.
+#: Without site hooks, whose start takes longer than a candidate. The program itself puts the
+#: packages of this environment on the path.
 _PYTHON = ("python3", "-S", "-s", "-P", "-c")
 
 _slots: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
@@ -60,7 +60,7 @@ async def python_tests(
     Raises:
         ValueError: The row lacks a field, or its test cannot be executed at all.
         SandboxFailure: The sandbox would not start or died, or nothing here would confine the
-            candidate; says nothing of the candidate.
+            candidate. The candidate is not the cause.
     """
     job = {
         # Where a row's prompt was enqueued as the question, it is the payload's `content`.
@@ -68,21 +68,21 @@ async def python_tests(
         "test": _field(prompt, "test"),
         "entry_point": _field(prompt, "entry_point"),
         "candidate": last_code_block(response),
-        "word": secrets.token_hex(16),
+        "token": secrets.token_hex(16),
         "python": list(sys.version_info[:2]),
         "path": _package_folders(),
     }
     limits = SandboxLimits(
         wall_s=2 * timeout_s, cpu_s=timeout_s, memory_bytes=_MEMORY_BYTES, file_bytes=64 * 1024**2
     )
-    # Queueing for a slot comes first, so that the clock runs for the candidate alone.
+    # The wait for a slot comes first, so that it does not count as time of the candidate.
     async with _slot(), await open_sandbox(sandbox, limits=limits) as opened:
         result = await opened.run(
             [*_PYTHON, _program()],
             stdin=json.dumps(job).encode(),
             env={"PYTHONHASHSEED": "0"},
         )
-    return _read_verdict(result, job["word"])
+    return _read_verdict(result, job["token"])
 
 
 def last_code_block(text: str) -> str:
@@ -105,8 +105,10 @@ def last_code_block(text: str) -> str:
     return text if last is None else "\n".join(last) + "\n"
 
 
-def _read_verdict(result: CommandResult, word: str) -> float:
-    lines = [line.split(" ", 2)[1:] for line in result.stdout.splitlines() if line.startswith(word)]
+def _read_verdict(result: CommandResult, token: str) -> float:
+    lines = [
+        line.split(" ", 2)[1:] for line in result.stdout.splitlines() if line.startswith(token)
+    ]
     if ["started"] not in lines:
         reason = result.stderr.strip()[-500:] or f"exit code {result.exit_code}"
         raise SandboxFailure(f"The tests did not start in the sandbox: {reason}")
@@ -133,7 +135,7 @@ def _slot() -> asyncio.Semaphore:
 
 @functools.cache
 def _program() -> str:
-    """Return the sources of the test runner as one program that needs no file of ours."""
+    """Return the test runner as one program, because the sandbox does not have this package."""
     values = Path(wire_values.__file__).read_text()
     return (
         "import sys, types\n"

@@ -1,14 +1,13 @@
 """Reward functions by name: registering, finding, and scoring one trajectory with them.
 
 Plug-in modules register; `workers/process/execution.py` scores. A run names its reward, and the
-worker looks the name up here. Must not: turn an error into a value, or know a queue or a store.
+worker looks the name up here. Must not turn an error into a value, or know a queue or a store.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from importlib import import_module
 from inspect import isawaitable
 from types import MappingProxyType
@@ -25,17 +24,16 @@ DEFAULT_TIMEOUT_S = 60.0
 #: Name → module; each registers the name when it is imported, on first use.
 BUILTIN_REWARDS: Mapping[str, str] = MappingProxyType(
     {
-        "exact_match": "workers.rewards.exact_match",
-        "numeric": "workers.rewards.numeric",
-        "gsm8k": "workers.rewards.gsm8k",
+        "exact_match": "workers.rewards.answer_rewards",
+        "numeric": "workers.rewards.answer_rewards",
+        "gsm8k": "workers.rewards.answer_rewards",
         "python_tests": "workers.rewards.python_tests",
     }
 )
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 _registered: dict[str, RewardFunction] = {}
-# What the built-in modules registered when they were imported; `clear_rewards` cannot have them
-# imported once more.
+# Apart from the others, because a module is imported once and `clear_rewards` would lose them.
 _builtin: dict[str, RewardFunction] = {}
 
 
@@ -49,15 +47,15 @@ def register_reward(
 ) -> Callable[[FunctionT], FunctionT]:
     """Register a function, an object with `__call__`, or a class of such objects, as a reward.
 
-    It takes by name any of `response` (the final answer's text), `answer` (the prompt's field
+    It may take by name `response` (the final answer's text), `answer` (the prompt's field
     `answer`, or None), `prompt` (its payload), `trajectory`; further parameters with a default
-    are options of the run's reward config. It returns what `read_result` reads.
+    are options of the run's reward config. `read_result` says which values it may return.
 
     Args:
-        name: What runs call it.
+        name: The reward's name in a run's configuration.
         inline: Sync and cheap: called in the event loop itself instead of a thread.
         process: Heavy on the CPU, or able to hang: called in a process, killed when out of time.
-        bounds_itself: It has a time limit of its own; a wait for its turn is not held against it.
+        bounds_itself: It has a time limit of its own, which does not count a wait for its turn.
         version: Stored with every value, so that rewards of changed functions are told apart.
 
     Raises:
@@ -69,9 +67,14 @@ def register_reward(
         is_builtin = getattr(function, "__module__", None) == BUILTIN_REWARDS.get(name)
         if name in _registered or (name in BUILTIN_REWARDS and not is_builtin):
             raise ValueError(f"A reward named {name!r} is registered already.")
-        reward = inspect_reward(name, function, version=version, inline=inline, process=process)
-        reward = replace(reward, bounds_itself=bounds_itself)
-        (_builtin if is_builtin else _registered)[name] = reward
+        (_builtin if is_builtin else _registered)[name] = inspect_reward(
+            name,
+            function,
+            version=version,
+            inline=inline,
+            process=process,
+            bounds_itself=bounds_itself,
+        )
         return function
 
     return register
@@ -117,8 +120,8 @@ async def score(
 ) -> RewardResult:
     """Score one trajectory.
 
-    A sync function that is out of time goes on in its thread, and its value is dropped; one
-    registered with `process=True` is killed.
+    A sync function that is out of time goes on in its thread, and its value is dropped; with
+    `process=True` its process is killed.
 
     Raises:
         ContractError: Unknown name or option, or a value of a wrong type.
@@ -147,16 +150,12 @@ async def score(
 
 async def _call(reward: RewardFunction, arguments: dict[str, Any]) -> Any:
     try:
-        return await _call_there(reward, arguments)
+        if reward.runs_in is RunsIn.PROCESS:
+            return await call_in_process(reward.function, arguments)
+        if reward.runs_in is RunsIn.THREAD:
+            return await call_sync_or_async(reward.function, **arguments)
+        value = reward.function(**arguments)
+        return await value if isawaitable(value) else value
     except SandboxFailure as error:
-        # The sandbox's fault, not the scorer's: the attempt is retried, nothing is scored.
+        # Not the scorer's fault: the attempt is retried, and no score is stored.
         raise SandboxError(str(error)) from error
-
-
-async def _call_there(reward: RewardFunction, arguments: dict[str, Any]) -> Any:
-    if reward.runs_in is RunsIn.PROCESS:
-        return await call_in_process(reward.function, arguments)
-    if reward.runs_in is RunsIn.THREAD:
-        return await call_sync_or_async(reward.function, **arguments)
-    value = reward.function(**arguments)
-    return await value if isawaitable(value) else value

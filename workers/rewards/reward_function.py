@@ -1,6 +1,6 @@
-"""A reward function as registered: what it takes, and where it runs.
+"""A registered reward function: its inputs, its options, and where it runs.
 
-The registry makes one at registration, so that scoring looks at no signature. Must not: score.
+Made by the registry when a function is registered; scoring inspects no signature. Must not score.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pipeline.contract.errors import ContractError
 from workers.core.options import OptionError, Options, check_options, options_of, takes_any
 from workers.core.sync_call import is_async_callable
 
-#: What a reward function may take, by these names.
+#: Names of the values that a reward function may take.
 INPUTS = ("response", "answer", "prompt", "trajectory")
 #: Other names of the same, as the AgentCore toolkit's reward functions use them.
 ALIASES = {"response_text": "response", "ground_truth": "answer"}
@@ -39,7 +39,7 @@ class RewardFunction:
     runs_in: RunsIn
     inputs: frozenset[str]  #: names out of INPUTS and ALIASES that it takes
     options: Options | None  #: further parameters, set by the run's reward config; None: any
-    bounds_itself: bool = False  #: it has a time limit of its own, and may queue before it
+    bounds_itself: bool  #: it has a time limit of its own, and may queue before it
 
     def check_config(self, config: Mapping[str, Any] | None) -> None:
         """Check the options that a run sets.
@@ -55,7 +55,7 @@ class RewardFunction:
     def arguments(
         self, values: Mapping[str, Any], config: Mapping[str, Any] | None
     ) -> dict[str, Any]:
-        """Choose what the function is called with.
+        """Return the arguments of a call.
 
         Raises:
             ContractError: As `check_config`.
@@ -66,12 +66,12 @@ class RewardFunction:
 
 
 def inspect_reward(
-    name: str, function: Any, *, version: str, inline: bool, process: bool
+    name: str, function: Any, *, version: str, inline: bool, process: bool, bounds_itself: bool
 ) -> RewardFunction:
     """Read a function's signature; a class is instantiated and its object called.
 
     Raises:
-        TypeError: It is not callable, takes something that is not known, or cannot run there.
+        TypeError: It is not callable, takes an unknown value, or is asked to run in two places.
     """
     if inspect.isclass(function):
         function = function()
@@ -91,17 +91,13 @@ def inspect_reward(
             f"Reward {name!r} takes {strange[0]!r}, which is not known. It may take "
             f"{', '.join(INPUTS)} by name, and options that have a default."
         )
+    runs_in = RunsIn.LOOP if inline or is_async_callable(function) else RunsIn.THREAD
     return RewardFunction(
         name=name,
         function=function,
         version=version,
-        runs_in=_place(function, inline=inline, process=process),
+        runs_in=RunsIn.PROCESS if process else runs_in,
         inputs=frozenset(known if is_open else {p.name for p in named} & known),
         options=None if is_open else {n: t for n, t in types.items() if n not in known},
+        bounds_itself=bounds_itself,
     )
-
-
-def _place(function: Callable[..., Any], *, inline: bool, process: bool) -> RunsIn:
-    if process:
-        return RunsIn.PROCESS
-    return RunsIn.LOOP if inline or is_async_callable(function) else RunsIn.THREAD

@@ -1,25 +1,31 @@
 """Worker processes for reward functions that are heavy on the CPU or may hang.
 
-One process per core, started on demand and reused; a call that is cancelled or out of time kills
-its process. `registry.score` calls `call_in_process`. Must not: run anything but functions that
-the child can import by name.
+One process per core, started on demand and reused. A call that is cancelled or out of time kills
+its process. `registry.score` calls `call_in_process`; `serve` is the program of the processes. Must
+not run a function that cannot be imported by name.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import inspect
 import os
 import pickle
+import signal
 import sys
+import weakref
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable
-from typing import Any
+from typing import Any, BinaryIO
 
 from pipeline.contract.errors import ContractError, RewardError
 
-_CHILD_MODULE = "workers.rewards.reward_child"
 _LENGTH_BYTES = 8
-_pools: dict[asyncio.AbstractEventLoop, RewardProcesses] = {}
+_PR_SET_PDEATHSIG = 1
+_pools: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, RewardProcesses] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 async def call_in_process(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
@@ -36,7 +42,8 @@ async def call_in_process(function: Callable[..., Any], arguments: dict[str, Any
             f"{function!r} cannot run in a process ({error}): define it at the top of a module.",
             code="reward_not_importable",
         ) from error
-    return await _pool().call(request)
+    pool = _pools.setdefault(asyncio.get_running_loop(), RewardProcesses(os.cpu_count() or 1))
+    return await pool.call(request)
 
 
 async def close_reward_processes() -> None:
@@ -62,13 +69,13 @@ class RewardProcesses:
         async with self._slots:
             process = await self._take()
             try:
-                answer = await _ask(process, request)
+                reply = await _ask(process, request)
             except BaseException:
-                # Cancelled, out of time, or dead: whatever it does now, nobody wants it.
+                # Cancelled, out of time, or dead: the process cannot be used for another call.
                 await _end(process)
                 raise
             self._idle.append(process)
-        is_value, value = pickle.loads(answer)
+        is_value, value = pickle.loads(reply)
         if not is_value:
             raise RewardError(value)
         return value
@@ -83,36 +90,18 @@ class RewardProcesses:
             process = self._idle.pop()
             if process.returncode is None:
                 return process
-        return await _start()
-
-
-def _pool() -> RewardProcesses:
-    loop = asyncio.get_running_loop()
-    pool = _pools.get(loop)
-    if pool is None:
-        for closed in [known for known in _pools if known.is_closed()]:
-            del _pools[closed]
-        pool = _pools[loop] = RewardProcesses(os.cpu_count() or 1)
-    return pool
-
-
-async def _start() -> Process:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-c",
         # The path first: it is where this very module may come from.
-        f"import sys; sys.path[:] = {sys.path!r}; from {_CHILD_MODULE} import serve; serve()",
-        stdin=PIPE,
-        stdout=PIPE,
-    )
-    return process
+        program = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; serve()"
+        return await asyncio.create_subprocess_exec(
+            sys.executable, "-c", program, stdin=PIPE, stdout=PIPE
+        )
 
 
 async def _ask(process: Process, request: bytes) -> bytes:
     assert process.stdin is not None
     assert process.stdout is not None
     try:
-        process.stdin.write(len(request).to_bytes(_LENGTH_BYTES, "big") + request)
+        process.stdin.write(_framed(request))
         await process.stdin.drain()
         length = int.from_bytes(await process.stdout.readexactly(_LENGTH_BYTES), "big")
         return await process.stdout.readexactly(length)
@@ -130,3 +119,53 @@ async def _end(process: Process) -> None:
     await process.wait()
     if process.stdin is not None:
         process.stdin.close()
+
+
+def serve() -> None:
+    """Answer the calls on stdin until it ends; a function's own output goes to stderr."""
+    if sys.platform == "linux":
+        # A function that never returns never sees stdin end.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    os.dup2(2, 1)
+    while request := _read(requests):
+        replies.write(_framed(_reply(request)))
+        replies.flush()
+
+
+def _reply(request: bytes) -> bytes:
+    try:
+        function, arguments = pickle.loads(request)
+        value = function(**arguments)
+        if inspect.isawaitable(value):
+            value = asyncio.run(_awaited(value))
+        return _pickled(value)
+    # Broad on purpose: any exception of the function, sys.exit included, goes to the parent.
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        return pickle.dumps((False, f"{type(error).__name__}: {error}"))
+
+
+def _pickled(value: Any) -> bytes:
+    try:
+        return pickle.dumps((True, value))
+    # Broad on purpose: pickle's exceptions differ between types and Python versions.
+    except Exception as error:
+        kind = type(value).__name__
+        raise TypeError(f"the reward returned a {kind} that cannot be pickled: {error}") from error
+
+
+async def _awaited(value: Any) -> Any:
+    return await value
+
+
+def _framed(message: bytes) -> bytes:
+    return len(message).to_bytes(_LENGTH_BYTES, "big") + message
+
+
+def _read(requests: BinaryIO) -> bytes:
+    head = requests.read(_LENGTH_BYTES)
+    return requests.read(int.from_bytes(head, "big")) if len(head) == _LENGTH_BYTES else b""

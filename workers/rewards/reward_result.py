@@ -1,7 +1,7 @@
-"""What a reward function may return, and the one form it is read into.
+"""The values that a reward function may return, and the one form they are read into.
 
-`registry.score` reads every returned value here. Must not: call a reward function, or guess a
-value: what is no finite number is an error, never 0.
+`registry.score` reads every returned value here. Must not call a reward function, or guess: a value
+that is no finite number is an error, never 0.
 """
 
 from __future__ import annotations
@@ -13,9 +13,6 @@ from numbers import Real
 from typing import Any
 
 from pipeline.contract.errors import ContractError, RewardError
-
-NOT_FINITE = "not_finite"
-WRONG_TYPE = "reward_type"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +60,7 @@ def _parts(parts: Any, name: str) -> dict[str, float]:
 
 
 def _number(value: Any, name: str) -> float:
-    # Numbers of numpy and torch: an array of one value has `item`, but is no number.
+    # A number of numpy or torch. An array of one value has `item` too, but is no number.
     if getattr(value, "ndim", None) == 0 and callable(getattr(value, "item", None)):
         value = value.item()
     if not isinstance(value, Real):
@@ -73,7 +70,9 @@ def _number(value: Any, name: str) -> float:
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        raise RewardError(f"Reward {name!r} returned {number}, no finite number.", code=NOT_FINITE)
+        raise RewardError(
+            f"Reward {name!r} returned {number}, no finite number.", code="not_finite"
+        )
     return number
 
 
@@ -81,5 +80,5 @@ def _wrong_type(name: str, what: str) -> ContractError:
     return ContractError(
         f"Reward {name!r} returned {what}; expected a finite number, a bool, a RewardResult or a "
         "dict with the key 'reward'.",
-        code=WRONG_TYPE,
+        code="reward_type",
     )

@@ -1,11 +1,10 @@
 """The program inside the sandbox that tries a candidate against its tests, as two processes.
 
-Started by the reward `python_tests` with the source of this file and of `wire_values.py`, and a
-job on its standard input. The
-first process runs the tests; the second, forked before any test was read, runs the candidate and
-is called by messages of plain data. Values are rebuilt on the tests' side from built-in types, so
-a candidate decides what it returns and nothing else. Must not import anything else of this
-project: the sandbox does not have it.
+Started by the reward `python_tests` with the source of this file and of `wire_values.py`, and a job
+on its standard input. The first process runs the tests. The second, forked before the job is read,
+runs the candidate and is called by messages of plain data. The first rebuilds values from built-in
+types, so the candidate controls only the values it returns. Must not import another module of this
+project: the sandbox has none.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ class CandidateGone(BaseException):
 
 
 class Peer(Values):
-    """One end of the conversation between the two processes.
+    """One end of the connection between the two processes.
 
-    `operations` is what the other end may ask of an object of ours.
+    `operations` are those that the other end may perform on an object of this process.
     """
 
     def __init__(
@@ -60,7 +59,7 @@ class Peer(Values):
         """Wait for one message.
 
         Raises:
-            EOFError: The other process has ended, or sends what is too large.
+            EOFError: The other process has ended, or sends a message that is too large.
         """
         (size,) = struct.unpack(">I", self._read(4))
         if size > _MOST_BYTES:
@@ -74,7 +73,7 @@ class Peer(Values):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Have the other end do something; serves its questions until the answer is there."""
+        """Have the other end perform an operation; answers its requests until the reply comes."""
         with self._lock:
             request: list[Any] = [operation, handle, [self.encode(arg) for arg in args]]
             request.append({name: self.encode(value) for name, value in (kwargs or {}).items()})
@@ -95,7 +94,7 @@ class Peer(Values):
             return value
 
     def answer(self, request: Any) -> list[Any]:
-        """Do what the other end asked and return the reply."""
+        """Perform a requested operation and return the reply."""
         printed = io.StringIO()
         try:
             operation, handle, args, kwargs = request
@@ -129,15 +128,18 @@ class Peer(Values):
 
 
 def _run_prompt(prompt: str, module: types.ModuleType) -> dict[str, type]:
-    """Execute what a prompt defines before and around the function it leaves unfinished."""
+    """Execute a prompt, whose last function is unfinished; return the classes it defines."""
     for ending in ("", "\n    pass\n", "\n        pass\n"):
         with contextlib.suppress(SyntaxError, ValueError):
             code = compile(prompt + ending, "<prompt>", "exec")
             with contextlib.suppress(Exception):
                 exec(code, module.__dict__)
             break
-    own = {k: v for k, v in vars(module).items() if isinstance(v, type)}
-    return {name: kind for name, kind in own.items() if kind.__module__ == module.__name__}
+    return {
+        name: kind
+        for name, kind in vars(module).items()
+        if isinstance(kind, type) and kind.__module__ == module.__name__
+    }
 
 
 def _module(name: str) -> types.ModuleType:
@@ -167,7 +169,7 @@ def _assembled(prompt: str, code: str, entry_point: str) -> str:
 
 
 def run_candidate(connection: socket.socket) -> None:
-    """Be the candidate's process: load the candidate, then answer calls until the other ends."""
+    """Load the candidate, then answer calls until the tests' process ends."""
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
@@ -201,7 +203,7 @@ def run_candidate(connection: socket.socket) -> None:
 
 
 def run_tests(job: Mapping[str, Any], connection: socket.socket) -> tuple[str, str]:
-    """Run the tests against the candidate; returns the verdict and a word on why."""
+    """Run the tests against the candidate; returns the verdict and its reason."""
     peer = Peer(connection, {"call": lambda f, *a, **k: f(*a, **k), "iter": iter, "next": next})
     module = _module("tests")
     peer.classes = _run_prompt(job["prompt"], module)
@@ -229,11 +231,11 @@ def run_tests(job: Mapping[str, Any], connection: socket.socket) -> tuple[str, s
 
 
 def main() -> None:
-    """Read a job, try its candidate, and write the verdict with the job's word before it."""
+    """Read a job, test its candidate, and write the verdict after the job's token."""
     sys.set_int_max_str_digits(0)
     ours, theirs = socket.socketpair()
-    # The candidate's process exists before the job is read: no memory of it holds the tests or
-    # the word that makes a verdict genuine.
+    # Forked before the job is read, so that the candidate's memory holds neither the tests nor the
+    # token that makes a verdict genuine.
     if os.fork() == 0:
         try:
             ours.close()
@@ -251,9 +253,9 @@ def main() -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
-    print(job["word"], "started", file=verdicts, flush=True)
+    print(job["token"], "started", file=verdicts, flush=True)
     verdict, reason = run_tests(job, ours)
-    print(job["word"], verdict, json.dumps(reason[:500]), file=verdicts, flush=True)
+    print(job["token"], verdict, json.dumps(reason[:500]), file=verdicts, flush=True)
     os._exit(0)
 
 

@@ -1,8 +1,8 @@
 """Values that travel between the two processes of a test run, as JSON.
 
-Part of the program that `test_runner.py` describes. Plain data travels by content and is rebuilt
-from built-in types; everything else stays where it is and travels as a handle. Must not: rebuild
-anything whose code the sender could choose, or import anything of this project.
+Part of the program in `test_runner.py`. Plain data is sent by content and rebuilt from built-in
+types; any other object stays in its process and a handle is sent. Must not rebuild an object whose
+code the sender could choose, or import another module of this project.
 """
 
 from __future__ import annotations
@@ -32,11 +32,7 @@ _TEXTUAL: dict[str, tuple[Any, Any, Any]] = {
     "b": (bytes, lambda v: v.hex(), bytes.fromhex),
     "a": (bytearray, lambda v: v.hex(), bytearray.fromhex),
     "r": (range, lambda v: [v.start, v.stop, v.step], lambda v: range(*v)),
-    "w": (
-        datetime.datetime,
-        datetime.datetime.isoformat,
-        datetime.datetime.fromisoformat,
-    ),
+    "w": (datetime.datetime, datetime.datetime.isoformat, datetime.datetime.fromisoformat),
     "y": (datetime.date, datetime.date.isoformat, datetime.date.fromisoformat),
     "h": (datetime.time, datetime.time.isoformat, datetime.time.fromisoformat),
     "z": (
@@ -45,7 +41,7 @@ _TEXTUAL: dict[str, tuple[Any, Any, Any]] = {
         lambda v: datetime.timedelta(*v),
     ),
 }
-#: The only types that travel as themselves; calling one of them runs no code of anybody's.
+#: The only types that are sent as types; calling one of them runs no foreign code.
 _TYPES = (bool, int, float, str, list, tuple, dict, set, frozenset, bytes, bytearray, complex)
 _BY_TYPE: dict[type, str] = {
     **{kind: tag for tag, kind in _CONTAINERS.items()},
@@ -54,18 +50,18 @@ _BY_TYPE: dict[type, str] = {
 }
 
 
-#: A value of a class derived from one of these travels as the plain one.
+#: A value of a class derived from one of these is sent as the plain type.
 _BASES: tuple[Any, ...] = (int, float, str, tuple, list, dict)
 
 
 class CandidateError(Exception):
-    """The candidate raised something that has no counterpart among the built-in exceptions."""
+    """The candidate raised an exception that is no built-in one."""
 
 
 class Remote:
-    """An object of the other process: it can be called, iterated, and asked for attributes.
+    """An object of the other process: it can be called and iterated, and has attributes.
 
-    Comparison stays here: two of these are equal only if they are the same.
+    Two of these are equal only if they are the same; the other process is not asked.
     """
 
     def __init__(self, values: Values, handle: int, name: str) -> None:
@@ -107,7 +103,7 @@ class Values:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Have the other end do something with one of its objects."""
+        """Have the other end perform an operation on one of its objects."""
         raise NotImplementedError
 
     def encode(self, value: Any) -> Any:
@@ -157,7 +153,7 @@ class Values:
         return Remote(self, int(content), str(data[2]))
 
     def add_object(self, value: Any) -> int:
-        """Give the other end an object to ask things of; returns its handle."""
+        """Make an object available to the other end; returns its handle."""
         self._objects.append(value)
         return len(self._objects) - 1
 
@@ -170,7 +166,7 @@ class Values:
 
 
 def take_over(old: Any, new: Any) -> None:
-    """Make a mutable argument what the candidate has made of it."""
+    """Give a mutable argument the content that the candidate gave it."""
     if new is None or type(old) is not type(new):
         return
     if isinstance(old, (list, bytearray)):
@@ -187,7 +183,7 @@ def take_over(old: Any, new: Any) -> None:
 
 
 def rebuild_exception(record: Any, values: Values) -> Exception:
-    """Rebuild an exception as the nearest of its kinds that is known here."""
+    """Rebuild an exception as the nearest of its classes that this process knows."""
     names, details = record
     arguments = [values.decode(value) for value in details]
     for name in names:

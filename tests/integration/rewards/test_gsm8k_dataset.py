@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from workers.rewards.answer_numbers import stated_number
-from workers.rewards.gsm8k import gsm8k
+from workers.rewards.answer_rewards import gsm8k
 
 DATASET = Path(__file__).parents[4] / "shared" / "data" / "gsm8k" / "test.jsonl"
 

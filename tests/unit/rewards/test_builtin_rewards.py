@@ -5,9 +5,7 @@ from typing import Any
 import pytest
 
 from pipeline.contract.errors import ContractError
-from workers.rewards.exact_match import exact_match
-from workers.rewards.gsm8k import gsm8k
-from workers.rewards.numeric import numeric
+from workers.rewards.answer_rewards import exact_match, gsm8k, numeric
 from workers.rewards.registry import get_reward
 
 
