@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -124,8 +125,9 @@ def test_down_stops_a_borrowed_server_and_leaves_no_note(
 
 
 def test_finding_starts_nothing_and_lets_a_running_server_stay(
-    services: EmbeddedServices, open_dir: Path
+    services_at: Callable[..., EmbeddedServices], open_dir: Path
 ):
+    services = services_at(open_dir / "data")
     assert services.find_postgres() is None
     assert not (open_dir / "data").exists()
     reader = borrower(open_dir / "data")
@@ -139,8 +141,9 @@ def test_finding_starts_nothing_and_lets_a_running_server_stay(
 
 
 def test_borrowers_that_come_and_go_never_lose_the_server(
-    services: EmbeddedServices, open_dir: Path
+    services_at: Callable[..., EmbeddedServices], open_dir: Path
 ):
+    services = services_at(open_dir / "data")
     repeaters = [started(REPEATER, open_dir / "data") for _ in range(3)]
     for repeater in repeaters:
         repeater.communicate()

@@ -98,7 +98,8 @@ def test_an_ordinary_user_is_refused_on_the_directory_of_another(
 
 
 @as_root
-def test_roots_postgres_runs_as_another_account_in_the_data_directory(services, open_dir):
+def test_roots_postgres_runs_as_another_account_in_the_data_directory(services_at, open_dir):
+    services = services_at(open_dir / "data")
     services.start_postgres()
     owner = pwd.getpwuid(os.stat(f"/proc/{pid_of(services, 'postgres')}").st_uid)
     assert owner.pw_name in ROOT_ACCOUNTS

@@ -70,7 +70,8 @@ def test_a_killed_redis_starts_again_with_its_queues(open_dir, services_at):
         assert client.llen("queue") == 1000
 
 
-def test_a_starter_killed_at_any_moment_blocks_nobody(services, open_dir):
+def test_a_starter_killed_at_any_moment_blocks_nobody(services_at, open_dir):
+    services = services_at(open_dir / "data")
     for moment_s in (0.1, 0.2, 0.3, 0.4, 0.5):
         starter = start_elsewhere(open_dir / "data")
         time.sleep(moment_s)  # the point is to hit whatever is going on just then
@@ -109,7 +110,6 @@ def test_a_reboot_that_gave_our_pids_to_others_harms_neither(open_dir, services_
 @pytest.mark.parametrize("junk", ["", "junk\n", "-5\n", "1\n", "99999999\n", "0\n"])
 def test_a_pid_file_of_nonsense_blocks_nothing(services, junk):
     services.start_redis()
-    services.start_postgres()
     services.down()
     homes = [status.data_dir for status in services.status()]
     (homes[1] / "redis.pid").write_text(junk)

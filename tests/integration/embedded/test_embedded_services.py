@@ -40,7 +40,8 @@ def test_nothing_listens_on_the_network(services):
         assert client.config_get("port") == {"port": "0"}
 
 
-def test_only_its_owner_can_enter_a_servers_directory(services):
+def test_only_its_owner_can_enter_a_servers_directory(services_at, open_dir):
+    services = services_at(open_dir / "data")
     services.start_postgres()
     services.start_redis()
     for status in services.status():
@@ -52,7 +53,8 @@ def test_starting_again_finds_the_running_servers(services):
     assert first == (services.start_postgres(), services.start_redis(), services.status())
 
 
-def test_servers_outlive_the_process_that_started_them(services, open_dir):
+def test_servers_outlive_the_process_that_started_them(services_at, open_dir):
+    services = services_at(open_dir / "data")
     starter = start_elsewhere(open_dir / "data")
     printed, _ = starter.communicate(timeout=60)
     assert starter.returncode == 0
@@ -60,7 +62,8 @@ def test_servers_outlive_the_process_that_started_them(services, open_dir):
     assert query(services.start_postgres(), "SELECT 1") == [(1,)]
 
 
-def test_processes_that_start_at_once_share_one_pair_of_servers(services, open_dir):
+def test_processes_that_start_at_once_share_one_pair_of_servers(services_at, open_dir):
+    services = services_at(open_dir / "data")
     starters = [start_elsewhere(open_dir / "data") for _ in range(5)]
     printed = {starter.communicate(timeout=60)[0] for starter in starters}
     assert [starter.returncode for starter in starters] == [0] * 5
