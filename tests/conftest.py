@@ -96,9 +96,9 @@ def servers() -> Iterator[PrivateServers]:
 @pytest.fixture
 def database_url(servers: PrivateServers) -> Iterator[str]:
     """A migrated, empty database that no other test sees."""
-    url = servers.create_database()
+    url = servers.lend_database()
     yield url
-    servers.drop_database(url)
+    servers.take_back(url)
 
 
 @pytest.fixture
