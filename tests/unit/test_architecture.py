@@ -168,7 +168,7 @@ class ImportReader(ast.NodeVisitor):
         self.visit_FunctionDef(node)
 
     def visit_If(self, node: ast.If) -> None:
-        for_types = ast.unparse(node.test).endswith("TYPE_CHECKING")
+        for_types = getattr(node.test, "id", None) == "TYPE_CHECKING"
         self._type_blocks += for_types
         for child in node.body:
             self.visit(child)
