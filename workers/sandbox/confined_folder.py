@@ -1,8 +1,8 @@
-"""Files under one directory, and no others, whatever a path says or a rival process does.
+"""Files under one directory and no others, whatever a path says or another process does.
 
-Used by the local sandboxes, the file editor and the search tool. Every path is walked one name at
-a time from an open directory, never following a symbolic link by the kernel's hand, so that no
-`..`, absolute path, link, or link put in place meanwhile leads outside.
+Used by the local sandboxes, the file editor and the search tool. Every path is walked one name at a
+time from an open directory. The kernel never follows a symbolic link, so no `..`, absolute path,
+link, or link made meanwhile leads outside.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class OutsideRoot(PermissionError):
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _Location:
     """An open directory and a name in it that is no symbolic link; '.' is the directory itself."""
 
     folder_fd: int
@@ -65,10 +65,10 @@ class ConfinedFolder:
     @contextlib.contextmanager
     def open_file(self, path: str) -> Iterator[int]:
         """Open a regular file for reading; yields its descriptor and closes it."""
-        with self._place(path) as place:
-            # Without O_NONBLOCK a pipe somebody left in the tree would block for ever.
+        with self._locate(path) as location:
+            # Without O_NONBLOCK a named pipe in the tree would block for ever.
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-            fd = os.open(place.name, flags, dir_fd=place.folder_fd)
+            fd = os.open(location.name, flags, dir_fd=location.folder_fd)
         try:
             self._check_regular(fd, path)
             yield fd
@@ -82,30 +82,30 @@ class ConfinedFolder:
 
         Raises:
             OutsideRoot: The path leads out of the root.
-            OSError: As `open` would, or what stands there is no regular file.
+            OSError: As `open` would, or the path names no regular file.
         """
         if len(data) > self._file_bytes:
             raise OSError(errno.EFBIG, f"The file is larger than {self._file_bytes} bytes", path)
-        with self._place(path, make_folders=make_folders) as place:
-            old = _stat_or_none(place)
+        with self._locate(path, make_folders=make_folders) as location:
+            old = _stat_or_none(location)
             if old is not None and not stat.S_ISREG(old.st_mode):
                 raise OSError(errno.EISDIR, "Not a regular file", path)
-            self._replace(place, data, old)
+            self._replace(location, data, old)
 
     def remove(self, path: str) -> None:
         """Remove a file."""
-        with self._place(path) as place:
-            os.unlink(place.name, dir_fd=place.folder_fd)
+        with self._locate(path) as location:
+            os.unlink(location.name, dir_fd=location.folder_fd)
 
     def stat(self, path: str) -> os.stat_result:
-        """Return the status of what a path finally names."""
-        with self._place(path) as place:
-            return os.stat(place.name, dir_fd=place.folder_fd, follow_symlinks=False)
+        """Return the status of the file or directory at a path, its links followed."""
+        with self._locate(path) as location:
+            return os.stat(location.name, dir_fd=location.folder_fd, follow_symlinks=False)
 
     def open_folder(self, path: str) -> int:
         """Return a descriptor of a directory; the caller closes it."""
-        with self._place(path) as place:
-            return os.open(place.name, _FOLDER_FLAGS, dir_fd=place.folder_fd)
+        with self._locate(path) as location:
+            return os.open(location.name, _FOLDER_FLAGS, dir_fd=location.folder_fd)
 
     def _check_regular(self, fd: int, path: str) -> None:
         mode = os.fstat(fd).st_mode
@@ -114,26 +114,31 @@ class ConfinedFolder:
         if not stat.S_ISREG(mode):
             raise OSError(errno.EINVAL, "Not a regular file", path)
 
-    def _replace(self, place: _Place, data: bytes, old: os.stat_result | None) -> None:
-        temporary = f".{place.name[:200]}.{secrets.token_hex(4)}"
+    def _replace(self, location: _Location, data: bytes, old: os.stat_result | None) -> None:
+        temporary = f".{location.name[:200]}.{secrets.token_hex(4)}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open(temporary, flags, 0o644, dir_fd=place.folder_fd)
+        fd = os.open(temporary, flags, 0o644, dir_fd=location.folder_fd)
         try:
             with open(fd, "wb") as file:
-                _take_over(fd, old, os.fstat(place.folder_fd))
+                _set_mode_and_owner(fd, old, os.fstat(location.folder_fd))
                 file.write(data)
-            os.rename(temporary, place.name, src_dir_fd=place.folder_fd, dst_dir_fd=place.folder_fd)
+            os.rename(
+                temporary,
+                location.name,
+                src_dir_fd=location.folder_fd,
+                dst_dir_fd=location.folder_fd,
+            )
         except BaseException:
             with contextlib.suppress(OSError):
-                os.unlink(temporary, dir_fd=place.folder_fd)
+                os.unlink(temporary, dir_fd=location.folder_fd)
             raise
 
     @contextlib.contextmanager
-    def _place(self, path: str, *, make_folders: bool = False) -> Iterator[_Place]:
+    def _locate(self, path: str, *, make_folders: bool = False) -> Iterator[_Location]:
         """Walk to a path; yields the directory it is in and its last name."""
         with _Walk(self.root, path, make_folders) as walk:
             name = walk.finish()
-            yield _Place(walk.here, name)
+            yield _Location(walk.here, name)
 
 
 class _Walk:
@@ -197,13 +202,13 @@ class _Walk:
                 raise FileNotFoundError(errno.ENOENT, "No such directory", self._path) from None
             os.mkdir(name, 0o755, dir_fd=self.here)
             fd = os.open(name, _FOLDER_FLAGS, dir_fd=self.here)
-            _take_over(fd, None, os.fstat(self.here))
+            _set_mode_and_owner(fd, None, os.fstat(self.here))
         self._stack.append(fd)
 
     def _link_target(self, name: str) -> str | None:
         try:
             return os.readlink(name, dir_fd=self.here)
-        except OSError:  # no link, or nothing there: opening it will say
+        except OSError:  # no link, or not there, which opening it reports
             return None
 
     def _follow(self, target: str) -> None:
@@ -216,14 +221,14 @@ class _Walk:
                 os.close(self._stack.pop())
 
 
-def _stat_or_none(place: _Place) -> os.stat_result | None:
+def _stat_or_none(location: _Location) -> os.stat_result | None:
     try:
-        return os.stat(place.name, dir_fd=place.folder_fd, follow_symlinks=False)
+        return os.stat(location.name, dir_fd=location.folder_fd, follow_symlinks=False)
     except FileNotFoundError:
         return None
 
 
-def _take_over(fd: int, old: os.stat_result | None, folder: os.stat_result) -> None:
+def _set_mode_and_owner(fd: int, old: os.stat_result | None, folder: os.stat_result) -> None:
     """Give a new file the mode and owner of the one it replaces, or its directory's owner."""
     if os.geteuid() == 0:
         owner = old or folder

@@ -1,8 +1,8 @@
-"""What the container sandboxes share: the words of a command, its clock, files by commands.
+"""The base of the docker and the Kubernetes sandbox: commands, their timeouts, files by commands.
 
-Subclassed by the docker and the Kubernetes sandbox, which only know how to execute an argument
-vector in their container and how to remove it. Their clients block, so they are called in threads
-of this module. Must not assume more of an image than a POSIX shell and coreutils or busybox.
+The subclasses execute an argument vector in their container, and remove it. Their clients block, so
+they are called in threads of this module. Must not assume more of an image than a POSIX shell and
+coreutils or busybox.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from workers.sandbox.base import (
 )
 from workers.sandbox.capture import MOST_READ_BYTES, BoundedCapture
 
-#: Labels of everything made here; what carries them and is too old is a leftover.
+#: Labels of every container made here.
 OWNER_LABEL = "rollout-sandbox-owner"
 EXPIRES_LABEL = "rollout-sandbox-expires"
 
@@ -45,7 +45,7 @@ _WRITE = (
     'mkdir -p -- "$(dirname -- "$1")" && [ ! -d "$1" ] || exit 45; head -c "$2" > "$1.$3" '
     '&& mv -f -- "$1.$3" "$1"'
 )
-#: Ends what the command left running: everything but process 1 and this shell.
+#: Kills the processes that the command left: all but process 1 and this shell.
 _RUN_ALONE = '"$@"; code=$?; kill -9 -1 2>/dev/null; exit $code'
 _KILL_ALL = ("sh", "-c", "kill -9 -1")
 _SHELL = 'command -v bash >/dev/null 2>&1 && exec bash -c "$1"; exec sh -c "$1"'
@@ -57,7 +57,7 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(slots=True)
 class Execution:
-    """One command in a container: its output so far, and the wish that it ends.
+    """One command in a container, its output so far, and whether it was asked to stop.
 
     `interrupt` is set by the thread that waits for output, and ends that wait.
     """
@@ -91,7 +91,7 @@ class ContainerSandbox(Sandbox):
     def __init__(self, root: str, limits: SandboxLimits) -> None:
         self._root = root
         self._limits = limits
-        self._turn = asyncio.Lock()
+        self._one_at_a_time = asyncio.Lock()
         self._closed = False
 
     @property
@@ -117,14 +117,14 @@ class ContainerSandbox(Sandbox):
         feed = "" if stdin is None else f"head -c {len(stdin)} | "
         words = [*_ulimits(self._limits), f"cd -- {folder} || exit 126", feed + _RUN_ALONE]
         script = "; ".join(words)
-        async with self._turn:
+        async with self._one_at_a_time:
             return await self._run(["sh", "-c", script, "sh", *argv], stdin, timeout_s)
 
     async def read_file(self, path: str) -> bytes:
         """Return the content of a file in the container."""
         most = self._limits.file_bytes
         argv = ["sh", "-c", _READ, "sh", self._path(path), str(most + 1)]
-        async with self._turn:
+        async with self._one_at_a_time:
             execution, code = await self._execute_in_thread(argv, None, most + 1)
         _raise_for_code(code, path, execution)
         if execution.stdout.total > most:
@@ -139,15 +139,15 @@ class ContainerSandbox(Sandbox):
             )
         suffix = os.urandom(4).hex()
         argv = ["sh", "-c", _WRITE, "sh", self._path(path), str(len(data)), suffix]
-        async with self._turn:
+        async with self._one_at_a_time:
             execution, code = await self._execute_in_thread(argv, data, 4096)
         _raise_for_code(code, path, execution)
 
     async def close(self) -> None:
         """Remove the container; closing twice is harmless.
 
-        A container that cannot be removed is logged: it ends by itself, and is removed as a
-        leftover, while what was done in it still counts.
+        A container that cannot be removed is logged, and is no error: it ends by itself and is
+        removed as a leftover, and the results of its commands hold.
         """
         if self._closed:
             return
@@ -204,16 +204,16 @@ class ContainerSandbox(Sandbox):
         try:
             async with asyncio.timeout(_SETTLE_S):
                 ended: set[asyncio.Future[int]] = set()
-                while not ended:  # what was only about to start is not hit by the first kill
+                while not ended:  # the first kill misses a command that is only about to start
                     await in_thread(self._execute, self._execution(_KILL_ALL, None, 64))
                     ended, _ = await asyncio.wait([running], timeout=_KILL_AGAIN_S)
         except TimeoutError:
-            raise SandboxFailure("The sandbox does not answer any more: it is given up.") from None
+            raise SandboxFailure("The sandbox does not answer any more.") from None
         finally:
-            # Not before: the thread would return while the command goes on.
+            # Not earlier: the thread would return while the command goes on.
             execution.stop()
         if running.done() and not running.cancelled():
-            running.exception()  # retrieved: what mattered was the end
+            running.exception()  # retrieved, so that asyncio does not log it
 
     async def _execute_in_thread(
         self, argv: Sequence[str], stdin: bytes | None, output_bytes: int
@@ -237,28 +237,23 @@ class ContainerSandbox(Sandbox):
 
 
 async def in_thread(function: Callable[..., ResultT], *args: Any) -> ResultT:
-    """Call a blocking client's function in a thread of the sandboxes' own."""
+    """Call a blocking client's function in a thread of this module."""
     return await asyncio.get_running_loop().run_in_executor(_threads, function, *args)
 
 
 def owner_labels(lifetime_s: float) -> dict[str, str]:
-    """Return the labels of a new container: who made it, and when it is a leftover for certain."""
+    """Return the labels of a new container: the process that made it, and when it expires."""
     expires = str(math.ceil(time.time() + lifetime_s))
-    return {OWNER_LABEL: owner_name(), EXPIRES_LABEL: expires}
-
-
-def owner_name() -> str:
-    """Return the name under which this process owns its containers."""
-    return f"{_place()}-{os.getpid()}"
+    return {OWNER_LABEL: f"{_host_and_namespace()}-{os.getpid()}", EXPIRES_LABEL: expires}
 
 
 def is_leftover(labels: Mapping[str, str]) -> bool:
-    """Say whether a container is one that nobody will remove: expired, or its process is dead."""
+    """Say whether a container has expired, or the process that made it is dead."""
     expires, owner = labels.get(EXPIRES_LABEL, ""), labels.get(OWNER_LABEL, "")
     if expires.isdigit() and int(expires) < time.time():
         return True
-    place, _, pid = owner.rpartition("-")
-    if place != _place() or not pid.isdigit():
+    host, _, pid = owner.rpartition("-")
+    if host != _host_and_namespace() or not pid.isdigit():
         return False
     try:
         os.kill(int(pid), 0)
@@ -269,8 +264,8 @@ def is_leftover(labels: Mapping[str, str]) -> bool:
     return False
 
 
-def _place() -> str:
-    """Return a name for where this process id means something: host and process namespace."""
+def _host_and_namespace() -> str:
+    """Return a name for the host and the PID namespace, in which a process id is unique."""
     try:
         namespace = str(os.stat("/proc/self/ns/pid").st_ino)
     except OSError:
@@ -290,5 +285,7 @@ def _raise_for_code(code: int, path: str, execution: Execution) -> None:
     if execution.is_flooded:
         raise OSError(errno.EFBIG, f"More than {MOST_READ_BYTES} bytes are not read", path)
     number = _FILE_ERRORS.get(code, errno.EIO)
-    said = execution.stderr.text().strip()
-    raise OSError(number, os.strerror(number) if code in _FILE_ERRORS or not said else said, path)
+    message = execution.stderr.text().strip()
+    if code in _FILE_ERRORS or not message:
+        message = os.strerror(number)
+    raise OSError(number, message, path)

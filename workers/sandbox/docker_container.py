@@ -1,8 +1,8 @@
 """A docker container as a sandbox, through the official client `docker`.
 
-Opened by `kinds` when asked for by name. Each sandbox is a container of its own without
-network, privileges or secrets; commands are executed in it and the container is removed on close.
-Must not be imported where `docker` is not installed without saying which extra brings it.
+Opened by `kinds` when asked for by name. Each sandbox is a container without network, privileges or
+secrets; commands are executed in it, and it is removed on close. Must not need the package `docker`
+while it is imported.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class DockerSandbox(ContainerSandbox):
         lifetime_s: float = DEFAULT_LIFETIME_S,
         labels: Mapping[str, str] | None = None,
     ) -> DockerSandbox:
-        """Start a container, after removing those that killed processes left behind.
+        """Start a container, after removing leftovers of killed processes.
 
         Args:
             root: Working directory in the container; made if it is not there.
@@ -178,7 +178,7 @@ def _connect(base_url: str | None) -> Any:
 def _remove_leftovers(client: Any) -> None:
     for found in client.containers(all=True, filters={"label": OWNER_LABEL}):
         if is_leftover(found.get("Labels") or {}):
-            # Another process may have been faster.
+            # Another process may have removed it already.
             with contextlib.suppress(Exception):
                 client.remove_container(found["Id"], force=True, v=True)
 

@@ -1,7 +1,7 @@
-"""Files of a sandbox, wherever it is: read, write, remove, list.
+"""The files under a sandbox's root, local or in a container: read, write, remove, list.
 
-Used by the tools that edit files. A local root is reached through `ConfinedFolder`, a remote one
-by commands in the sandbox. Must not reach a file outside the root.
+Used by the tools that edit files. Every method raises OSError as `open` would. Must not reach a
+file outside the root.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import asyncio
 import errno
 import os
 import stat
-from typing import Protocol
 
 from workers.sandbox.base import Sandbox
 from workers.sandbox.confined_folder import ConfinedFolder
@@ -18,32 +17,8 @@ from workers.sandbox.confined_folder import ConfinedFolder
 MAX_LISTED = 2000
 
 
-class Files(Protocol):
-    """The files under one root; every method raises OSError as `open` would."""
-
-    async def read(self, path: str) -> bytes:
-        """Return a file's content."""
-        ...
-
-    async def write(self, path: str, data: bytes) -> None:
-        """Write a file whole, making the directories above it."""
-        ...
-
-    async def remove(self, path: str) -> None:
-        """Remove a file."""
-        ...
-
-    async def is_folder(self, path: str) -> bool:
-        """Say whether a directory is there."""
-        ...
-
-    async def list(self, path: str, depth: int) -> list[str]:
-        """Return names below a directory, directories with a slash, hidden ones left out."""
-        ...
-
-
 class LocalFiles:
-    """The files of a directory of this machine."""
+    """The files of a directory of this machine, through `ConfinedFolder`."""
 
     def __init__(self, folder: ConfinedFolder) -> None:
         self._folder = folder
@@ -91,8 +66,8 @@ class LocalFiles:
         return sorted(names[:MAX_LISTED])
 
 
-class RemoteFiles:
-    """The files of a sandbox that is not on this machine; the sandbox itself confines them."""
+class ContainerFiles:
+    """The files of a container, by commands in it; the container itself confines them."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
@@ -130,7 +105,10 @@ class RemoteFiles:
         return result.stdout
 
 
+Files = LocalFiles | ContainerFiles
+
+
 def files_of(sandbox: Sandbox) -> Files:
     """Return the files of a sandbox."""
     folder = getattr(sandbox, "local_files", None)
-    return RemoteFiles(sandbox) if folder is None else LocalFiles(folder)
+    return ContainerFiles(sandbox) if folder is None else LocalFiles(folder)

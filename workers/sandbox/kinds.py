@@ -1,8 +1,8 @@
-"""Chooses and opens a sandbox by the name of its kind.
+"""Chooses the kind of a sandbox and opens it.
 
 Called by the tools, the rewards, the agents and `rollout doctor`; the only module that knows every
-kind. Must not fall back from a kind that was asked for by name, and must not choose a kind that
-leaves commands unconfined.
+kind. Must not replace a kind that was asked for by name, and must not choose a kind that leaves
+commands unconfined.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _CONFINING: dict[str, tuple[type[ConfinedSandbox], str]] = {
     "bubblewrap": (BubblewrapSandbox, "bwrap"),
     "namespaces": (NamespacesSandbox, "unshare"),
 }
-#: A kind that did not run may have met a machine without memory: it is tried again after this.
+#: A kind that failed is tried again after this time: the machine may have been out of memory.
 _RETRY_S = 60.0
 #: Longest wait for the first, trivial command of a kind of sandbox.
 _PROBE_S = 20.0
@@ -56,11 +56,11 @@ _obstacles: dict[str, tuple[str, float]] = {}
 
 @dataclass(frozen=True, slots=True)
 class LocalChoice:
-    """What `auto` means on this machine.
+    """The kind that `auto` stands for on this machine.
 
     Args:
         kind: The kind of sandbox; None: commands are refused.
-        confines: How commands are confined, in words for people.
+        confines: A description of the confinement, for people.
         obstacles: Why a better kind does not run here, by its name.
     """
 
@@ -70,7 +70,7 @@ class LocalChoice:
 
 
 def set_default_kind(kind: LocalKind) -> None:
-    """Say what `auto` stands for in this process: the worker's setting."""
+    """Set the kind that `auto` stands for in this process: the worker's setting."""
     global _default_kind
     _default_kind = kind
 
@@ -85,7 +85,7 @@ async def open_sandbox(
     """Open a sandbox; close it, or use it as an async context manager.
 
     Args:
-        kind: `auto` is what `set_default_kind` said, or else what `choose_local` finds.
+        kind: `auto` is the kind of `set_default_kind`, or else of `choose_local`.
         root: Directory to work in, which must exist; None makes one for as long as the sandbox is
             open. For `docker` and `k8s` it is a path inside the container.
         limits: What a command may use.
@@ -93,8 +93,8 @@ async def open_sandbox(
             `DockerSandbox.start` or `KubernetesSandbox.start`.
 
     Raises:
-        SandboxFailure: It would not start, or nothing here would confine its commands; the
-            message says why and what to do.
+        SandboxFailure: The sandbox would not start, or nothing here would confine its commands;
+            the message gives the reason and the remedy.
         ValueError: No such kind.
     """
     limits = limits or SandboxLimits()
@@ -110,15 +110,15 @@ async def open_sandbox(
         from workers.sandbox.kubernetes_pod import KubernetesSandbox
 
         return await KubernetesSandbox.start(root=_inner_root(root), limits=limits, **options)
-    # A large directory takes a while to lend.
+    # Changing the owner of a large directory takes a while.
     return await asyncio.to_thread(_open_local, kind, root, limits, **options)
 
 
 def choose_local() -> LocalChoice:
-    """Find out what confines commands on this machine.
+    """Find the best kind that runs on this machine.
 
-    The order: bubblewrap; namespaces of our own; as root, processes of another user, which are
-    confined in part. Otherwise nothing: commands would run as the worker's own user.
+    The order is bubblewrap, namespaces, and as root `process`, which confines in part. For other
+    users `process` does not count: its commands would run as the worker's own user.
     """
     obstacles: dict[str, str] = {}
     for kind in _CONFINING:
@@ -133,7 +133,7 @@ def choose_local() -> LocalChoice:
 def obstacle_of(kind: str) -> str:
     """Return why a confining kind of sandbox does not run on this machine; empty if it does.
 
-    It is tried once; what does not run is tried again after a minute.
+    A kind is tried once; one that fails is tried again after a minute.
     """
     reason, tried_at = _obstacles.get(kind, ("", -_RETRY_S))
     if kind in _obstacles and (not reason or time.monotonic() < tried_at + _RETRY_S):

@@ -1,9 +1,9 @@
 """A Kubernetes pod as a sandbox, through the official client `kubernetes`.
 
-Opened by `kinds` when asked for by name, and by the software-engineering agent. Each sandbox is
-a pod of its own without privileges, service account or secrets; commands are executed in it over
-the API's WebSocket and the pod is deleted on close. Network is the cluster's matter: pods carry the
-label `rollout-sandbox-network` for its policies. Must not keep a pod beyond its deadline.
+Opened by `kinds` when asked for by name. Each sandbox is a pod without privileges, service account
+or secrets; commands are executed in it over the API's WebSocket, and it is deleted on close. The
+cluster's network policies select pods by the label `rollout-sandbox-network`. Must not keep a pod
+beyond its deadline.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def load_configuration() -> Any:
     """Return the `kubernetes.client.Configuration` of the user's kubeconfig, or the cluster's own.
 
     Raises:
-        SandboxFailure: There is none, or the client is not installed.
+        SandboxFailure: There is no configuration, or the client is not installed.
     """
     try:
         from kubernetes import client, config
@@ -55,7 +55,7 @@ def load_configuration() -> Any:
     configuration = client.Configuration()
     try:
         config.load_config(client_configuration=configuration)
-    except Exception as error:  # a broken file raises whatever its parser does
+    except Exception as error:  # any error of the parser, for a broken file
         raise SandboxFailure(
             f"The sandbox would not start: no configuration of a cluster was found ({error})."
         ) from error
@@ -89,7 +89,7 @@ class KubernetesSandbox(ContainerSandbox):
         labels: Mapping[str, str] | None = None,
         pod_overrides: Mapping[str, Any] | None = None,
     ) -> KubernetesSandbox:
-        """Create a pod and wait until it is ready, after deleting what killed processes left.
+        """Create a pod and wait until it is ready, after deleting leftovers of killed processes.
 
         Args:
             root: Working directory in the pod; made if it is not there.
@@ -130,8 +130,10 @@ class KubernetesSandbox(ContainerSandbox):
     async def _make_root(self) -> None:
         execution, code = await self._execute_in_thread(["mkdir", "-p", self.root], None, 1024)
         if code:
-            said = execution.stderr.text().strip()
-            raise SandboxFailure(f"The sandbox would not start: no directory {self.root} ({said}).")
+            reason = execution.stderr.text().strip()
+            raise SandboxFailure(
+                f"The sandbox would not start: no directory {self.root} ({reason})."
+            )
 
     def _create(self, manifest: dict[str, Any], ready_timeout_s: float) -> None:
         try:
@@ -143,8 +145,8 @@ class KubernetesSandbox(ContainerSandbox):
             raise
         except Exception as error:  # the client raises its own and urllib3's errors
             raise SandboxFailure(
-                f"The sandbox would not start: {_said(error)}. Can this process reach the cluster "
-                f"and create pods in the namespace {self._namespace}?"
+                f"The sandbox would not start: {_message(error)}. Can this process reach the "
+                f"cluster and create pods in the namespace {self._namespace}?"
             ) from error
 
     def _wait_ready(self, api: Any, deadline: float) -> None:
@@ -191,7 +193,7 @@ class KubernetesSandbox(ContainerSandbox):
         except SandboxFailure:
             raise
         except Exception as error:  # the client raises its own and the WebSocket's errors
-            raise SandboxFailure(f"The sandbox died: {_said(error)}") from error
+            raise SandboxFailure(f"The sandbox died: {_message(error)}") from error
 
     def _remove(self) -> None:
         try:
@@ -200,7 +202,7 @@ class KubernetesSandbox(ContainerSandbox):
         except Exception as error:  # the client raises its own and urllib3's errors
             if getattr(error, "status", None) != 404:
                 raise SandboxFailure(
-                    f"The pod {self.pod_name} could not be deleted: {_said(error)}."
+                    f"The pod {self.pod_name} could not be deleted: {_message(error)}."
                 ) from error
 
 
@@ -217,7 +219,7 @@ def _delete_leftovers(api: Any, namespace: str) -> None:
 
     for pod in api.list_namespaced_pod(namespace, label_selector=OWNER_LABEL).items:
         if is_leftover(pod.metadata.labels or {}):
-            # Another process may have been faster.
+            # Another process may have deleted it already.
             with contextlib.suppress(ApiException):
                 api.delete_namespaced_pod(pod.metadata.name, namespace, grace_period_seconds=0)
 
@@ -292,8 +294,8 @@ def _exit_code(data: bytes) -> int:
     raise SandboxFailure(f"The sandbox could not run the command: {status.get('message')}")
 
 
-def _said(error: Exception) -> str:
-    """Return what an API error says, without its headers."""
+def _message(error: Exception) -> str:
+    """Return an API error's message, without its headers."""
     reason = getattr(error, "reason", None)
     with contextlib.suppress(TypeError, ValueError, AttributeError):
         return str(json.loads(getattr(error, "body", ""))["message"])

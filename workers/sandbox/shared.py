@@ -1,8 +1,8 @@
 """One sandbox for all tools of a trajectory, opened by the first that needs it.
 
-Used by the tools that run commands or edit files: a file written by one is there for the other.
-Tools that name a directory of their own share one sandbox on it for all trajectories. Must not
-close a sandbox that a tool was given.
+Used by the tools that run commands or edit files, so that one sees the files of the other. Tools
+with a configured directory share one sandbox on it for all trajectories. Must not close a sandbox
+that was handed to a tool.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from workers.sandbox.confined_folder import ConfinedFolder
 from workers.sandbox.files import Files, LocalFiles, files_of
 from workers.sandbox.kinds import SandboxKind, open_sandbox
 
-#: A tool's own timeout is the usual bound of a command; these are the most it can ask for.
+#: Upper bounds of the timeout that a tool asks for.
 _TOOL_LIMITS: dict[str, Any] = {"wall_s": 600.0, "cpu_s": 600.0}
 
-#: The settings by which a tool says how its sandbox is made, with their types.
+#: Settings of a tool about its sandbox, with their types.
 SANDBOX_OPTIONS: Mapping[str, Any] = {
     "sandbox": Any,
     "root": Any,
@@ -33,14 +33,14 @@ _Key = tuple[object, ...]
 
 @dataclass(frozen=True, slots=True)
 class SandboxSettings:
-    """How a tool wants its sandbox; two tools with equal settings share one.
+    """The sandbox that a tool asks for; tools with equal settings share one.
 
     Args:
         kind: As in `open_sandbox`.
         root: Directory to work in; None is a new one for each trajectory.
         limits: What a command may use.
         options: Further arguments of `open_sandbox`.
-        given: A sandbox somebody else opened and will close.
+        given: An open sandbox, which its opener closes.
     """
 
     kind: SandboxKind = "auto"
@@ -83,7 +83,7 @@ class SandboxSettings:
 
 @dataclass(slots=True)
 class _Share:
-    """An open sandbox and who uses it."""
+    """An open sandbox, and the tools with trajectories that use it."""
 
     opening: asyncio.Lock = field(default_factory=asyncio.Lock)
     sandbox: Sandbox | None = None
@@ -122,7 +122,7 @@ class SharedSandboxes:
             return share.sandbox
 
     async def leave(self, tool: object, instance_id: str, settings: SandboxSettings) -> None:
-        """Say that a tool is through with a trajectory; the last one closes its sandbox."""
+        """Note that a tool has finished a trajectory; after the last tool its sandbox is closed."""
         key = _key(instance_id, settings)
         share = self._shares.get(key)
         if share is not None:
@@ -143,7 +143,7 @@ class SharedSandboxes:
 
 
 def _key(instance_id: str, settings: SandboxSettings) -> _Key:
-    # A directory in a container is not a shared place: each trajectory has its own container.
+    # A directory in a container is not shared: each trajectory has a container of its own.
     trajectory = "" if settings.is_plain_folder else instance_id
     options = repr(sorted(settings.options.items()))
     return (trajectory, settings.kind, settings.root, settings.limits, options)
