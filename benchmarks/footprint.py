@@ -23,8 +23,9 @@ from pipeline.queue.frames import encode_completions
 from pipeline.queue.requests import RequestPublisher
 from pipeline.settings import load_settings
 from pipeline.store.engine import transact
+from pipeline.store.leases import keep_alive
 from pipeline.store.outcomes import record_outcomes
-from pipeline.store.rollouts import ClaimedAttempt, claim, keep_alive
+from pipeline.store.rollouts import ClaimedAttempt, claim
 from pipeline.store.runs import Run
 
 _ROLLOUTS = 8_000

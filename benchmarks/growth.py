@@ -152,8 +152,8 @@ class _GrownStore:
             (batch_id, self._run.run_id, name),
         )
         cursor.execute(
-            "UPDATE groups SET state = 'leased', train_batch_id = %s WHERE group_id = %s",
-            (batch_id, group_id),
+            "UPDATE groups SET state = 'leased' WHERE group_id = %s",
+            (group_id,),
         )
         cursor.execute("INSERT INTO train_batch_groups VALUES (%s, 0, %s)", (batch_id, group_id))
         cursor.execute(

@@ -21,10 +21,10 @@ from pipeline.service import process_id
 from pipeline.settings import Settings
 from pipeline.store.dead_letters import add_malformed, add_unknown
 from pipeline.store.engine import transact
+from pipeline.store.leases import keep_alive
 from pipeline.store.outcomes import record_outcomes
 from pipeline.store.processes import forget_process, report_process
 from pipeline.store.rescores import record_rescores
-from pipeline.store.rollouts import keep_alive
 
 log = logging.getLogger(__name__)
 

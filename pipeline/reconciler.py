@@ -32,14 +32,14 @@ from pipeline.retry import (
 from pipeline.settings import Settings
 from pipeline.store.engine import transact
 from pipeline.store.group_policy import end_overdue_groups
-from pipeline.store.outcomes import OutcomeReport, record_outcomes
-from pipeline.store.processes import read_watermark
-from pipeline.store.rollouts import (
+from pipeline.store.leases import (
     SilentAttempt,
     Suspect,
     silent_attempts,
     suspects_in_flight,
 )
+from pipeline.store.outcomes import OutcomeReport, record_outcomes
+from pipeline.store.processes import read_watermark
 from pipeline.store.run_counters import fold_run_counters
 from pipeline.store.runs import list_queues
 from pipeline.store.working_time import advance_clocks

@@ -6,8 +6,6 @@ code lives with the workers. Must not hold a secret.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -207,12 +205,6 @@ class RunConfig(AttemptSpec):
     def allowed_error_rate(self) -> float:
         """Share of failed rollouts above which a finished run counts as failed."""
         return _MOST_FAILED if self.max_error_rate is None else self.max_error_rate
-
-    def digest(self) -> str:
-        """Return a fingerprint: two runs with the same one ask for the same thing."""
-        # Sorted: a configuration that comes out of the store has its keys in another order.
-        asked = json.dumps(self.model_dump(mode="json"), sort_keys=True)
-        return hashlib.sha256(asked.encode()).hexdigest()[:16]
 
 
 class RunOrigin(BaseModel):

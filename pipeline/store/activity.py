@@ -1,6 +1,6 @@
 """What workers say of a run while it runs: model calls, failures, tools; added up over workers.
 
-Written with each heartbeat (`rollouts.keep_alive`), read by `status.py`. The figures belong to the
+Written with each heartbeat (`leases.keep_alive`), read by `status.py`. The figures belong to the
 processes that counted them, so they cover all workers that the store remembers.
 """
 

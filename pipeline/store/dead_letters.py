@@ -44,17 +44,8 @@ class DeadLetter:
 def add_malformed(connection: Connection, malformed: Sequence[tuple[str, str, bytes]]) -> None:
     """Keep messages that could not be decoded: (kind, reason, raw bytes) each."""
     for kind, reason, raw in malformed:
-        connection.execute(
-            _ADD,
-            {
-                "kind": kind,
-                "run_id": None,
-                "rollout_id": None,
-                "label": None,
-                "reason": storable(reason),
-                "body": raw[:MAX_KEPT_BYTES],
-            },
-        )
+        values = {"kind": kind, "reason": storable(reason), "body": raw[:MAX_KEPT_BYTES]}
+        connection.execute(_ADD, values | {"run_id": None, "rollout_id": None, "label": None})
 
 
 def add_unknown(connection: Connection, completions: Sequence[tuple[Completion, bytes]]) -> None:
@@ -79,6 +70,22 @@ SELECT d.dead_letter_id, d.kind, runs.slug AS run, d.rollout_id, d.label, d.reas
 FROM dead_letters d LEFT JOIN runs USING (run_id)
 """
 
+_LIST = text(
+    _SELECT.format(body="")
+    + """
+WHERE (CAST(:kind AS text) IS NULL OR d.kind = :kind)
+  AND (CAST(:run_id AS uuid) IS NULL OR d.run_id = :run_id)
+  AND (:redriven OR d.redriven_at IS NULL)
+ORDER BY d.dead_letter_id DESC LIMIT :limit
+"""
+)
+
+_GET = text(_SELECT.format(body=", d.body") + "WHERE d.dead_letter_id = :id FOR UPDATE OF d")
+
+_MARK = text("UPDATE dead_letters SET redriven_at = now() WHERE dead_letter_id = :id")
+
+_DROP = text("DELETE FROM dead_letters WHERE dead_letter_id = ANY(:ids)")
+
 
 def list_dead_letters(
     connection: Connection,
@@ -97,17 +104,8 @@ def list_dead_letters(
         redriven: Also those that were requeued already.
         limit: At most so many.
     """
-    query = (
-        _SELECT.format(body="")
-        + """
-        WHERE (CAST(:kind AS text) IS NULL OR d.kind = :kind)
-          AND (CAST(:run_id AS uuid) IS NULL OR d.run_id = :run_id)
-          AND (:redriven OR d.redriven_at IS NULL)
-        ORDER BY d.dead_letter_id DESC LIMIT :limit
-    """
-    )
     values = {"kind": kind, "run_id": run_id, "redriven": redriven, "limit": limit}
-    return [DeadLetter(*row) for row in connection.execute(text(query), values)]
+    return [DeadLetter(*row) for row in connection.execute(_LIST, values)]
 
 
 def get_dead_letter(connection: Connection, dead_letter_id: int) -> DeadLetter:
@@ -116,8 +114,7 @@ def get_dead_letter(connection: Connection, dead_letter_id: int) -> DeadLetter:
     Raises:
         NotFound: There is none of this number.
     """
-    query = _SELECT.format(body=", d.body") + "WHERE d.dead_letter_id = :id FOR UPDATE OF d"
-    row = connection.execute(text(query), {"id": dead_letter_id}).one_or_none()
+    row = connection.execute(_GET, {"id": dead_letter_id}).one_or_none()
     if row is None:
         raise NotFound(f"There is no dead letter {dead_letter_id}.", remedy="See: rollout dlq list")
     return DeadLetter(*row)
@@ -125,15 +122,9 @@ def get_dead_letter(connection: Connection, dead_letter_id: int) -> DeadLetter:
 
 def mark_redriven(connection: Connection, dead_letter_id: int) -> None:
     """Note that it was given another chance."""
-    connection.execute(
-        text("UPDATE dead_letters SET redriven_at = now() WHERE dead_letter_id = :id"),
-        {"id": dead_letter_id},
-    )
+    connection.execute(_MARK, {"id": dead_letter_id})
 
 
 def drop_dead_letters(connection: Connection, dead_letter_ids: Sequence[int]) -> int:
     """Delete dead letters for good; return how many there were."""
-    return connection.execute(
-        text("DELETE FROM dead_letters WHERE dead_letter_id = ANY(:ids)"),
-        {"ids": list(dead_letter_ids)},
-    ).rowcount
+    return connection.execute(_DROP, {"ids": list(dead_letter_ids)}).rowcount

@@ -30,6 +30,8 @@ _DISK_FULL = "53100"
 #: Execution option of statements that return bodies: sent as they are, not as hexadecimal digits.
 BINARY = "binary_results"
 
+_NOTIFY = text("SELECT pg_notify(:channel, :payload)")
+
 T = TypeVar("T")
 
 
@@ -184,4 +186,4 @@ def notify(connection: Connection, channel: str, payload: str = "") -> None:
         payload: What they hear; less than 8,000 bytes.
     """
     values = {"channel": channel, "payload": payload}
-    connection.execute(text("SELECT pg_notify(:channel, :payload)"), values)
+    connection.execute(_NOTIFY, values)

@@ -72,7 +72,7 @@ WITH picked AS (
     WHERE group_id = ANY(:ids) AND state IN ('queued', 'dispatched', 'running')
     ORDER BY rollout_id FOR UPDATE
 ), moved AS (
-    UPDATE rollouts r SET state = 'cancelled', cancel_requested = true, finished_at = now()
+    UPDATE rollouts r SET state = 'cancelled', finished_at = now()
     FROM picked p WHERE r.rollout_id = p.rollout_id
     RETURNING r.run_id, r.group_id, r.group_no, r.rollout_id, r.rollout_index, r.attempt_no,
               p.state AS before
@@ -156,8 +156,8 @@ WITH wanted AS (
     FROM (SELECT group_id, count(*) AS n FROM wanted GROUP BY group_id) AS added
     WHERE g.group_id = added.group_id
 )
-INSERT INTO rollouts (rollout_id, group_id, run_id, group_no, rollout_index, timeout_s)
-SELECT w.rollout_id, w.group_id, g.run_id, g.group_no, w.rollout_index, :timeout_s
+INSERT INTO rollouts (rollout_id, group_id, run_id, group_no, rollout_index)
+SELECT w.rollout_id, w.group_id, g.run_id, g.group_no, w.rollout_index
 FROM wanted w JOIN groups g USING (group_id)
 """)
 
@@ -198,7 +198,6 @@ def _replace(connection: Connection, group: Any, config: RunConfig) -> None:
             "ids": [rollout_id_of(group.prompt_id, index) for index in indexes],
             "groups": [group.group_id] * group.missing,
             "indexes": list(indexes),
-            "timeout_s": config.limits.timeout_s,
         },
     )
     notify(connection, WORK_CHANNEL)

@@ -19,7 +19,7 @@ from pipeline.contract.rollout import RolloutState, RunState
 from pipeline.store.engine import READY_CHANNEL, WORK_CHANNEL, notify
 from pipeline.store.groups import add_to_counters, close_groups
 from pipeline.store.rollout_filter import RolloutFilter
-from pipeline.store.runs import Run, get_run, set_run_state
+from pipeline.store.runs import Run, lock_run, set_run_state
 
 #: Rollouts cancelled in one transaction: others wait for its locks.
 CANCEL_CHUNK = 20_000
@@ -34,7 +34,7 @@ _CANCEL = text("""
 WITH before AS (
     SELECT rollout_id, state FROM rollouts WHERE rollout_id = ANY(:ids)
 ), moved AS (
-    UPDATE rollouts r SET state = 'cancelled', cancel_requested = true, finished_at = now()
+    UPDATE rollouts r SET state = 'cancelled', finished_at = now()
     FROM before b WHERE r.rollout_id = b.rollout_id
     RETURNING r.run_id, r.rollout_id, r.attempt_no, b.state AS before
 ), ended AS (
@@ -87,7 +87,7 @@ SELECT group_id FROM locked
 _REQUEUE = text("""
 WITH moved AS (
     UPDATE rollouts SET state = 'queued', attempts_used = 0, lost_count = 0, not_before = now(),
-        error_class = NULL, error_code = NULL, finished_at = NULL, cancel_requested = false
+        error_class = NULL, error_code = NULL, finished_at = NULL
     WHERE rollout_id = ANY(:ids) AND state = :state
     RETURNING run_id, rollout_id, attempt_no
 )
@@ -106,7 +106,7 @@ class RetryCount:
 
 def begin_cancel(connection: Connection, run: Run, *, reason: str | None = None) -> None:
     """Mark a run as cancelled, so that nothing more of it is dispatched."""
-    current = _locked(connection, run)
+    current = lock_run(connection, run)
     if current.state is not RunState.CANCELLED:
         set_run_state(connection, current, RunState.CANCELLED, reason=reason)
 
@@ -134,7 +134,7 @@ def pause_run(connection: Connection, run: Run, *, reason: str | None = None) ->
     Raises:
         NotAllowed: It is cancelled.
     """
-    current = _locked(connection, run)
+    current = lock_run(connection, run)
     if current.state is RunState.PAUSED:
         return False
     _refuse_cancelled(current)
@@ -148,7 +148,7 @@ def continue_run(connection: Connection, run: Run) -> bool:
     Raises:
         NotAllowed: It is cancelled.
     """
-    current = _locked(connection, run)
+    current = lock_run(connection, run)
     if current.state is RunState.ACTIVE:
         return False
     _refuse_cancelled(current)
@@ -185,18 +185,11 @@ def retry_rollouts(
         ids = [row.rollout_id for row in allowed]
         connection.execute(_REQUEUE, {"ids": ids, "state": str(state)})
         add_to_counters(connection, _deltas(allowed, state, -1))
-        current = _locked(connection, run)
+        current = lock_run(connection, run)
         if current.state is RunState.CANCELLED:
             set_run_state(connection, current, RunState.ACTIVE, reason="retry")
         notify(connection, WORK_CHANNEL)
     return RetryCount(len(allowed), len(rows) - len(allowed))
-
-
-def _locked(connection: Connection, run: Run) -> Run:
-    connection.execute(
-        text("SELECT FROM runs WHERE run_id = :run_id FOR UPDATE"), {"run_id": run.run_id}
-    )
-    return get_run(connection, run.slug)
 
 
 def _deltas(

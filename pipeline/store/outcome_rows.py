@@ -37,19 +37,19 @@ _ATTEMPTS = text("""
 UPDATE attempts a SET
     state = o.state, ended_at = now(), worker_id = coalesce(o.worker_id, a.worker_id),
     started_at = coalesce(a.started_at, now() - make_interval(secs => o.elapsed_s)),
-    error_class = o.error_class, error_code = o.error_code, retryable = o.retryable,
+    error_class = o.error_class, error_code = o.error_code,
     error_message = o.error_message, error_detail = o.error_detail, phase = o.phase,
     n_turns = o.n_turns, prompt_tokens = o.prompt_tokens, completion_tokens = o.completion_tokens,
     version_min = o.version_min, version_max = o.version_max, timings = CAST(o.timings AS jsonb)
 FROM unnest(
     CAST(:ids AS uuid[]), CAST(:nos AS integer[]), CAST(:states AS text[]),
     CAST(:workers AS text[]), CAST(:elapsed AS double precision[]),
-    CAST(:classes AS text[]), CAST(:codes AS text[]), CAST(:retryables AS boolean[]),
+    CAST(:classes AS text[]), CAST(:codes AS text[]),
     CAST(:messages AS text[]), CAST(:details AS text[]), CAST(:phases AS text[]),
     CAST(:turns AS integer[]), CAST(:prompt_tokens AS bigint[]),
     CAST(:completion_tokens AS bigint[]), CAST(:version_mins AS integer[]),
     CAST(:version_maxs AS integer[]), CAST(:timings AS text[])
-) AS o (id, no, state, worker_id, elapsed_s, error_class, error_code, retryable, error_message,
+) AS o (id, no, state, worker_id, elapsed_s, error_class, error_code, error_message,
         error_detail, phase, n_turns, prompt_tokens, completion_tokens, version_min, version_max,
         timings)
 WHERE a.rollout_id = o.id AND a.attempt_no = o.no
@@ -178,9 +178,6 @@ def _attempt_columns(outcomes: Sequence[AttemptOutcome]) -> dict[str, list[Any]]
         "elapsed": [completion.timings.get("elapsed_s", 0.0) for completion in said],
         "classes": [str(error.error_class) if error else None for error in errors],
         "codes": [error.code if error else None for error in errors],
-        "retryables": [
-            outcome.transition.retries if outcome.completion.error else None for outcome in outcomes
-        ],
         "messages": [error.message if error else None for error in errors],
         "details": [error.detail if error else None for error in errors],
         "phases": [error.phase if error else "done" for error in errors],

@@ -29,23 +29,23 @@ class PromptSource:
     epoch: int = 0
 
 
-_STAGING = """
+_STAGING = text("""
 CREATE TEMPORARY TABLE IF NOT EXISTS staged_prompts (
     row_no bigint, prompt_id uuid, group_id uuid, rollout_ids uuid[], payload jsonb, digest bytea
 ) ON COMMIT DELETE ROWS
-"""
+""")
 
 # By what a row is, not by its id: earlier versions made ids otherwise. OFFSET 0 keeps it a look-up
 # for each row, also before the planner knows anything about the tables.
-_CHANGED = """
+_CHANGED = text("""
 SELECT s.row_no FROM staged_prompts s CROSS JOIN LATERAL (
     SELECT p.payload_digest FROM prompts p
     WHERE p.run_id = :run_id AND p.dataset = :dataset AND p.split = :split AND p.epoch = :epoch
       AND p.row_no = s.row_no OFFSET 0) AS known
-WHERE known.payload_digest <> s.digest ORDER BY s.row_no LIMIT 3
-"""
+WHERE known.payload_digest <> s.digest ORDER BY s.row_no LIMIT 1
+""")
 
-_ADD = """
+_ADD = text("""
 WITH added AS (
     INSERT INTO prompts (prompt_id, run_id, dataset, split, epoch, row_no, payload, payload_digest)
     SELECT prompt_id, :run_id, :dataset, :split, :epoch, row_no, payload, digest
@@ -62,12 +62,23 @@ WITH added AS (
     SELECT group_id, :run_id, prompt_id, group_no, :n, :n_rollouts, :n_min, :priority
     FROM numbered
 ), new_rollouts AS (
-    INSERT INTO rollouts (rollout_id, group_id, run_id, group_no, rollout_index, timeout_s)
-    SELECT r.id, group_id, :run_id, group_no, r.number - 1, :timeout_s
+    INSERT INTO rollouts (rollout_id, group_id, run_id, group_no, rollout_index)
+    SELECT r.id, group_id, :run_id, group_no, r.number - 1
     FROM numbered, unnest(rollout_ids) WITH ORDINALITY AS r (id, number)
 )
 SELECT count(*) FROM added
-"""
+""")
+
+# Serialises the producers of one run: group numbers are assigned without gaps.
+_LOCK = text("SELECT next_group_no FROM runs WHERE run_id = :run_id FOR UPDATE")
+
+_ADVANCE = text("""
+UPDATE runs SET next_group_no = next_group_no + :added, sealed_at = NULL WHERE run_id = :run_id
+""")
+
+_SEAL = text("UPDATE runs SET sealed_at = now() WHERE run_id = :run_id AND sealed_at IS NULL")
+
+_COUNT = text("SELECT next_group_no FROM runs WHERE run_id = :run_id")
 
 
 def add_prompts(
@@ -91,11 +102,7 @@ def add_prompts(
     if not rows:
         return 0
     _require_distinct(source, rows)
-    # Serialises the producers of one run: group numbers are handed out without gaps.
-    next_group_no = connection.execute(
-        text("SELECT next_group_no FROM runs WHERE run_id = :run_id FOR UPDATE"),
-        {"run_id": run.run_id},
-    ).scalar_one()
+    next_group_no = connection.execute(_LOCK, {"run_id": run.run_id}).scalar_one()
     _stage(connection, run, source, rows)
     place = {
         "run_id": run.run_id,
@@ -103,16 +110,16 @@ def add_prompts(
         "split": source.split,
         "epoch": source.epoch,
     }
-    changed = connection.execute(text(_CHANGED), place).scalars().all()
-    if changed:
+    changed = connection.execute(_CHANGED, place).scalar_one_or_none()
+    if changed is not None:
         raise NotAllowed(
-            f"Row {changed[0]} of dataset {source.dataset} is not what run {run.slug} has for it.",
+            f"Row {changed} of dataset {source.dataset} is not what run {run.slug} has for it.",
             why="The dataset was changed after it was enqueued.",
             remedy="Enqueue it under another run, or under another dataset name or epoch.",
         )
     config = run.config
     added = connection.execute(
-        text(_ADD),
+        _ADD,
         {
             **place,
             "next_group_no": next_group_no,
@@ -120,34 +127,22 @@ def add_prompts(
             "n_rollouts": config.rollouts_per_prompt,
             "n_min": config.usable_min,
             "priority": config.priority,
-            "timeout_s": config.limits.timeout_s,
         },
     ).scalar_one()
     if added:
-        connection.execute(
-            text(
-                "UPDATE runs SET next_group_no = next_group_no + :added, sealed_at = NULL"
-                " WHERE run_id = :run_id"
-            ),
-            {"added": added, "run_id": run.run_id},
-        )
+        connection.execute(_ADVANCE, {"added": added, "run_id": run.run_id})
         notify(connection, WORK_CHANNEL)
     return added
 
 
 def seal_run(connection: Connection, run: Run) -> None:
     """Say that for now no more prompts come: the run is finished when its rollouts are."""
-    connection.execute(
-        text("UPDATE runs SET sealed_at = now() WHERE run_id = :run_id AND sealed_at IS NULL"),
-        {"run_id": run.run_id},
-    )
+    connection.execute(_SEAL, {"run_id": run.run_id})
 
 
 def count_prompts(connection: Connection, run: Run) -> int:
     """Return how many prompts the run has."""
-    return connection.execute(
-        text("SELECT next_group_no FROM runs WHERE run_id = :run_id"), {"run_id": run.run_id}
-    ).scalar_one()
+    return connection.execute(_COUNT, {"run_id": run.run_id}).scalar_one()
 
 
 def _require_distinct(source: PromptSource, rows: Sequence[tuple[int, dict[str, Any]]]) -> None:
@@ -169,7 +164,7 @@ def _stage(
     source: PromptSource,
     rows: Sequence[tuple[int, dict[str, Any]]],
 ) -> None:
-    connection.execute(text(_STAGING))
+    connection.execute(_STAGING)
     cursor = connection.connection.cursor()
     with cursor.copy("COPY staged_prompts FROM STDIN") as copy:  # pyright: ignore[reportAttributeAccessIssue]
         for row_no, payload in rows:

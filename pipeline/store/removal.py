@@ -13,7 +13,7 @@ from sqlalchemy import Connection, text
 from pipeline.contract.errors import NotAllowed
 from pipeline.contract.rollout import RunState, run_id_of
 from pipeline.store.engine import READY_CHANNEL, WORK_CHANNEL, notify
-from pipeline.store.runs import Run, get_run, set_run_state
+from pipeline.store.runs import Run, lock_run, set_run_state
 from pipeline.store.status import run_state
 
 E_IN_USE = "E142"
@@ -48,8 +48,6 @@ WITH picked AS MATERIALIZED (
     SELECT rollout_id FROM rollouts JOIN picked USING (group_id)
 ), d_rewards AS (
     DELETE FROM rewards t USING ids WHERE t.rollout_id = ids.rollout_id RETURNING 1
-), d_calls AS (
-    DELETE FROM model_calls t USING ids WHERE t.rollout_id = ids.rollout_id RETURNING 1
 ), d_trajectories AS (
     DELETE FROM trajectories t USING ids WHERE t.rollout_id = ids.rollout_id RETURNING 1
 ), d_attempts AS (
@@ -68,8 +66,7 @@ WITH picked AS MATERIALIZED (
 SELECT (SELECT count(*) FROM d_prompts) AS prompts, (SELECT count(*) FROM d_groups) AS groups,
        (SELECT count(*) FROM d_rollouts) AS rollouts, (SELECT count(*) FROM d_attempts) AS attempts,
        (SELECT count(*) FROM d_trajectories) AS trajectories,
-       (SELECT count(*) FROM d_rewards) AS rewards, (SELECT count(*) FROM d_calls) AS model_calls,
-       (SELECT count(*) FROM d_events) AS events
+       (SELECT count(*) FROM d_rewards) AS rewards, (SELECT count(*) FROM d_events) AS events
 """)
 
 # `policy_versions` and the members of train batches go with what they belong to (ADR 0013). Tallies
@@ -102,6 +99,13 @@ WITH d_letters AS (
 SELECT (SELECT count(*) FROM d_run) AS runs, (SELECT count(*) FROM d_batches) AS train_batches,
        (SELECT count(*) FROM d_letters) AS dead_letters,
        (SELECT count(*) FROM d_prompts) AS prompts, (SELECT count(*) FROM d_events) AS events
+""")
+
+_SINCE_CANCEL = text("""
+SELECT extract(epoch FROM now() - max(ended_at)) FROM attempts a
+JOIN rollouts r USING (rollout_id, attempt_no)
+WHERE r.run_id = :run_id AND r.state = 'cancelled' AND a.state = 'cancelled'
+  AND a.worker_id IS NOT NULL
 """)
 
 
@@ -141,10 +145,7 @@ def begin_removal(connection: Connection, run: Run) -> None:
     Raises:
         NotAllowed: As `require_removable`.
     """
-    connection.execute(
-        text("SELECT FROM runs WHERE run_id = :run_id FOR UPDATE"), {"run_id": run.run_id}
-    )
-    current = get_run(connection, run.slug)
+    current = lock_run(connection, run)
     require_removable(connection, current)
     set_run_state(connection, current, RunState.CANCELLED, reason=_REASON)
     notify(connection, WORK_CHANNEL)
@@ -172,15 +173,7 @@ def remove_rest(connection: Connection, run: Run) -> dict[str, int]:
 
 def seconds_since_cancel(connection: Connection, run: Run) -> float | None:
     """Return how long ago the newest attempt in a worker was cancelled; None: there is none."""
-    found = connection.execute(
-        text(
-            "SELECT extract(epoch FROM now() - max(ended_at)) FROM attempts a"
-            " JOIN rollouts r USING (rollout_id, attempt_no)"
-            " WHERE r.run_id = :run_id AND r.state = 'cancelled' AND a.state = 'cancelled'"
-            " AND a.worker_id IS NOT NULL"
-        ),
-        {"run_id": run.run_id},
-    ).scalar_one()
+    found = connection.execute(_SINCE_CANCEL, {"run_id": run.run_id}).scalar_one()
     return None if found is None else float(found)
 
 

@@ -182,7 +182,7 @@ WITH said AS (
     RETURNING r.run_id, r.rollout_id, r.attempt_no
 ), ended AS (
     UPDATE attempts a SET state = 'succeeded', phase = 'done', error_class = NULL,
-        error_code = NULL, retryable = NULL, error_message = NULL, error_detail = NULL
+        error_code = NULL, error_message = NULL, error_detail = NULL
     FROM moved m WHERE a.rollout_id = m.rollout_id AND a.attempt_no = m.attempt_no
 )
 INSERT INTO events (run_id, entity, entity_id, attempt_no, from_state, to_state, reason)

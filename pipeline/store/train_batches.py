@@ -43,7 +43,7 @@ WITH expired AS (
     UPDATE train_batches b SET state = 'expired', reason = 'taken over by ' || :consumer
     FROM expired WHERE b.batch_id = expired.batch_id
 ), freed AS (
-    UPDATE groups g SET state = 'ready', train_batch_id = NULL
+    UPDATE groups g SET state = 'ready'
     FROM expired JOIN train_batch_groups m USING (batch_id)
     WHERE g.group_id = m.group_id AND g.state = 'leased' RETURNING g.run_id, g.group_id
 )
@@ -88,9 +88,9 @@ WITH known AS (
 ), members AS (
     INSERT INTO train_batch_groups (batch_id, position, group_id)
     SELECT batch_id, position, group_id FROM batch, placed
-    RETURNING batch_id, group_id
+    RETURNING group_id
 ), leased AS (
-    UPDATE groups g SET state = 'leased', train_batch_id = m.batch_id
+    UPDATE groups g SET state = 'leased'
     FROM members m WHERE g.group_id = m.group_id AND g.state = 'ready'
     RETURNING g.run_id, g.group_id
 ), noted AS (
@@ -99,6 +99,11 @@ WITH known AS (
 )
 SELECT (SELECT state FROM known) AS before, n >= :least AS is_enough,
        EXISTS (SELECT FROM batch) AS is_leased FROM manifest
+""")
+
+_RENEW = text("""
+UPDATE train_batches SET lease_until = now() + make_interval(secs => :lease_s)
+WHERE batch_id = :batch_id AND state = 'leased'
 """)
 
 
@@ -157,15 +162,14 @@ def _replay(connection: Connection, values: dict[str, Any], state: str, run: Run
             remedy="Continue from the last committed step with TrainerClient.resume.",
             code=E_TAKEN_OVER,
         )
-    connection.execute(
-        text(
-            "UPDATE train_batches SET lease_until = now() + make_interval(secs => :lease_s)"
-            " WHERE batch_id = :batch_id AND state = 'leased'"
-        ),
-        values,
-    )
+    connection.execute(_RENEW, values)
     return LeasedBatch(values["batch_id"], replayed=True)
 
+
+_LOST_STEP = text("""
+SELECT trainer_step FROM train_batches WHERE run_id = :run_id AND consumer = :consumer
+  AND trainer_step <= :step AND state = 'expired' ORDER BY trainer_step LIMIT 1
+""")
 
 _COMMIT = text("""
 WITH done AS (
@@ -201,13 +205,7 @@ def commit_batches(
         NotAllowed: One of the steps was taken over by another consumer.
     """
     key = {"run_id": run.run_id, "consumer": consumer, "step": upto_step}
-    lost = connection.execute(
-        text(
-            "SELECT trainer_step FROM train_batches WHERE run_id = :run_id AND consumer = :consumer"
-            " AND trainer_step <= :step AND state = 'expired' ORDER BY trainer_step LIMIT 1"
-        ),
-        key,
-    ).scalar_one_or_none()
+    lost = connection.execute(_LOST_STEP, key).scalar_one_or_none()
     if lost is not None:
         raise NotAllowed(
             f"Step {lost} of consumer {consumer} cannot be committed.",
@@ -227,7 +225,7 @@ WITH given_up AS (
     DELETE FROM train_batch_groups m USING given_up WHERE m.batch_id = given_up.batch_id
     RETURNING m.group_id
 ), freed AS (
-    UPDATE groups g SET state = 'ready', train_batch_id = NULL
+    UPDATE groups g SET state = 'ready'
     FROM members WHERE g.group_id = members.group_id AND g.state = 'leased'
     RETURNING g.run_id, g.group_id
 ), noted AS (
@@ -263,15 +261,15 @@ def forget_lost_batches(connection: Connection, run: Run, *, consumer: str, afte
     connection.execute(_FORGET, {"run_id": run.run_id, "consumer": consumer, "step": after})
 
 
+_STEPS = text("""
+SELECT trainer_step, state FROM train_batches
+WHERE run_id = :run_id AND consumer = :consumer ORDER BY trainer_step
+""")
+
+
 def list_steps(connection: Connection, run: Run, *, consumer: str) -> list[tuple[int, str]]:
     """Return a consumer's steps with their states, in order."""
-    rows = connection.execute(
-        text(
-            "SELECT trainer_step, state FROM train_batches"
-            " WHERE run_id = :run_id AND consumer = :consumer ORDER BY trainer_step"
-        ),
-        {"run_id": run.run_id, "consumer": consumer},
-    )
+    rows = connection.execute(_STEPS, {"run_id": run.run_id, "consumer": consumer})
     return [(row.trainer_step, row.state) for row in rows]
 
 

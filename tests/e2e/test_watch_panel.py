@@ -14,7 +14,7 @@ from sqlalchemy import Engine
 from pipeline.contract.activity import CallFailures, EndpointCalls, RunActivity
 from pipeline.contract.messages import Heartbeat
 from pipeline.store.engine import transact
-from pipeline.store.rollouts import keep_alive
+from pipeline.store.leases import keep_alive
 
 URL = "http://models.example/v1"
 

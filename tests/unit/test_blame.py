@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 from pipeline.reconciler import find_codes
 from pipeline.retry import HELD_NO_MORE, NEVER_HELD, WORKER_DIED, WORKER_DIED_WITH_OTHERS
-from pipeline.store.rollouts import SilentAttempt, Suspect
+from pipeline.store.leases import SilentAttempt, Suspect
 
 ID = uuid.UUID(int=1)
 BEAT = timedelta(seconds=5)

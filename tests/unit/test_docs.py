@@ -24,7 +24,6 @@ from pipeline.contract.rollout import StopReason
 from pipeline.contract.run import RunConfig
 from pipeline.contract.train_batch import TrainGroup, TrainRollout
 from pipeline.settings import _ALIASES, Settings
-from pipeline.store.tables import metadata
 from workers.core.registry import BUILTIN_AGENTS
 from workers.core.tool_registry import BUILTIN_TOOLS
 from workers.rewards.registry import BUILTIN_REWARDS
@@ -135,12 +134,6 @@ def test_the_error_table_is_the_codes() -> None:
     assert listed == ERROR_TABLE
     for name in (*Action, *StopReason):
         assert f"`{name}`" in text
-
-
-def test_the_architecture_lists_every_table() -> None:
-    text = read(DOCS / "architecture.md").partition("## Tables")[2].partition("\n## ")[0]
-    listed = {name for cells in rows(text) for name in re.findall(r"`(\w+)`", cells[0])}
-    assert listed == set(metadata.tables)
 
 
 def test_the_architecture_can_be_read_at_one_sitting() -> None:

@@ -97,7 +97,7 @@ def test_queues_with_something_in_flight_are_listed(engine):
 def test_a_transaction_that_meets_a_deadlock_is_done_again(engine):
     story = StoredRun(engine, prompts=2)
     first, second = (row["rollout_id"] for row in story.rollouts())
-    touch = text("UPDATE rollouts SET timeout_s = timeout_s + 1 WHERE rollout_id = :id")
+    touch = text("UPDATE rollouts SET lost_count = lost_count + 1 WHERE rollout_id = :id")
     both_hold_one = threading.Barrier(2, timeout=10)
     tries: Counter[str] = Counter()
 
@@ -120,4 +120,4 @@ def test_a_transaction_that_meets_a_deadlock_is_done_again(engine):
     for thread in threads:
         thread.join()
     assert sum(tries.values()) == 3
-    assert [row["timeout_s"] for row in story.rollouts()] == [602.0, 602.0]
+    assert [row["lost_count"] for row in story.rollouts()] == [2, 2]

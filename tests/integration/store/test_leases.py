@@ -11,13 +11,13 @@ from sqlalchemy import text
 
 from pipeline.contract.messages import Heartbeat
 from pipeline.store.engine import transact
+from pipeline.store.leases import SilentAttempt, keep_alive, silent_attempts
 from pipeline.store.processes import (
     forget_process,
     list_processes,
     read_watermark,
     report_process,
 )
-from pipeline.store.rollouts import SilentAttempt, keep_alive, silent_attempts
 
 OF_ANOTHER = Heartbeat(worker_id="w9", sequence=1, capacity=10)
 

@@ -94,7 +94,6 @@ def test_a_failed_rollout_has_no_reward_and_keeps_what_went_wrong(engine):
     assert rollout["stop_reason"] is None
     row = story.attempt(attempt)
     assert (row["error_code"], row["error_message"]) == ("test", "It went wrong.")
-    assert row["retryable"] is False
     assert bytes(story.everything()["trajectories"][0]["body"]) == b"partial"
 
 

@@ -10,7 +10,7 @@ from sqlalchemy import Engine, text
 from pipeline.contract.activity import CallFailures, EndpointCalls, RunActivity, ToolCalls
 from pipeline.contract.messages import Heartbeat
 from pipeline.store.engine import transact
-from pipeline.store.rollouts import keep_alive
+from pipeline.store.leases import keep_alive
 from pipeline.store.status import RunStatus, run_status
 
 URL = "http://models.example/v1"

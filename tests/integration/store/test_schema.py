@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
+import re
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 from alembic import command
-from alembic.autogenerate import compare_metadata
 from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
 from fixtures.servers import PrivateServers
 from fixtures.stored_run import StoredRun
 from sqlalchemy import Engine, text
+from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import IntegrityError
 
+from pipeline import store
 from pipeline.contract.errors import ConfigError, SchemaOutdated, StoreUnavailable
 from pipeline.contract.run import RunOrigin
+from pipeline.contract.train_batch import BatchSpec
+from pipeline.store.accounting import check_accounting
 from pipeline.store.engine import open_engine, transact
 from pipeline.store.processes import list_processes
 from pipeline.store.runs import get_run
 from pipeline.store.schema import MIGRATIONS, current, head, require_current, upgrade
-from pipeline.store.tables import metadata
+from pipeline.trainer.client import TrainerClient
 
 
 @pytest.fixture
@@ -35,27 +41,79 @@ def empty(servers: PrivateServers) -> Iterator[Engine]:
     servers.drop_database(url)
 
 
-def test_a_migrated_database_has_the_tables_the_code_knows(engine):
+def statements() -> Iterator[tuple[str, sa.TextClause]]:
+    """Every named statement of the store and the export."""
+    names = [f"pipeline.store.{module.name}" for module in pkgutil.iter_modules(store.__path__)]
+    for name in [*names, "pipeline.trainer.export"]:
+        for attribute, value in vars(importlib.import_module(name)).items():
+            if isinstance(value, sa.TextClause):
+                yield f"{name}.{attribute}", value
+
+
+def test_a_migrated_database_can_prepare_every_statement_of_the_code(engine):
+    numbered = postgresql.dialect(paramstyle="numeric_dollar")
+    found = dict(statements())
+    assert len(found) > 60, "the statements are where this test looks for them"
     with engine.connect() as connection:
-        context = MigrationContext.configure(connection, opts={"compare_type": True})
-        differences = compare_metadata(context, metadata)
-    # Constraints and indexes are the migrations' business.
-    kept = [
-        difference
-        for difference in differences
-        if isinstance(difference, list)
-        or not difference[0].endswith(("_index", "_constraint", "_fk"))
-    ]
-    assert not kept
+        connection.execute(found.pop("pipeline.store.prompts._STAGING"))
+        cursor = connection.connection.cursor()
+        for name, statement in found.items():
+            sql = str(statement.compile(dialect=numbered))
+            cursor.execute(f'PREPARE "{name[-60:]}" AS {sql}', prepare=False)
 
 
-def test_nullability_of_every_column_is_what_the_code_knows(engine):
+def test_the_architecture_lists_every_table(engine):
+    page = Path(__file__).parents[3] / "docs" / "architecture.md"
+    section = page.read_text().partition("## Tables")[2].partition("\n## ")[0]
+    cells = (line.split(" | ")[0] for line in section.splitlines() if line.startswith("| "))
+    listed = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
+    assert listed == set(sa.inspect(engine).get_table_names()) - {"alembic_version"}
+
+
+def downgrade(engine: Engine, revision: str) -> None:
+    with engine.connect() as connection:
+        config = Config()
+        config.set_main_option("script_location", str(MIGRATIONS))
+        config.attributes["connection"] = connection
+        command.downgrade(config, revision)
+
+
+def columns(engine: Engine) -> dict[str, dict[str, tuple[str, bool]]]:
+    """Type and nullability of every column, by table."""
     inspector = sa.inspect(engine)
-    for table in metadata.sorted_tables:
-        stored = {
-            column["name"]: column["nullable"] for column in inspector.get_columns(table.name)
+    return {
+        table: {
+            column["name"]: (str(column["type"]), column["nullable"])
+            for column in inspector.get_columns(table)
         }
-        assert stored == {column.name: column.nullable for column in table.columns}, table.name
+        for table in inspector.get_table_names()
+    }
+
+
+def test_a_store_in_use_loses_unread_columns_and_nothing_else(engine):
+    story = StoredRun(engine, prompts=3, n=2, n_min=1, limits={"timeout_s": 7.5}, max_in_flight=9)
+    first, second, third, *_ = story.claim(4)
+    story.record(story.failed(first), story.succeeded(second, 0.5), story.succeeded(third, 0.25))
+    story.record(story.succeeded(story.claim_one(), 1.0))
+    trainer = TrainerClient(engine, run=story.run.slug)
+    leased = [group.group_id for group in trainer.pull(0, BatchSpec(groups=1)).groups]
+    trainer.close()
+    now, before = columns(engine), story.everything()
+
+    downgrade(engine, "0006")
+    (run,) = story.rows("SELECT name, purpose, max_in_flight FROM runs")
+    assert run == {"name": story.run.slug, "purpose": "train", "max_in_flight": 9}
+    assert {row["timeout_s"] for row in story.rollouts()} == {7.5}
+    in_batch = [row["group_id"] for row in story.groups() if row["train_batch_id"]]
+    assert in_batch == leased
+    transact(engine, lambda c: c.execute(text("UPDATE rollouts SET cancel_requested = true")))
+
+    assert upgrade(engine) == head()
+    assert columns(engine) == now
+    assert story.everything() == before
+    story.record(*(story.succeeded(attempt) for attempt in story.claim()))
+    with engine.connect() as connection:
+        assert check_accounting(connection, story.run.run_id) == []
 
 
 def test_an_empty_database_is_refused_with_the_command_that_helps(empty):
@@ -77,11 +135,7 @@ def test_a_database_of_a_later_version_is_refused(engine):
 
 
 def test_a_store_of_the_schema_before_keeps_its_runs_and_processes(engine):
-    with engine.begin() as connection:
-        config = Config()
-        config.set_main_option("script_location", str(MIGRATIONS))
-        config.attributes["connection"] = connection
-        command.downgrade(config, "0004")
+    downgrade(engine, "0004")
     story = [
         "INSERT INTO processes (process_id, kind, capacity) VALUES ('w0', 'worker', 4)",
         "INSERT INTO runs (run_id, slug, name, purpose, config, config_digest) VALUES "

@@ -18,13 +18,12 @@ def test_other_agents_are_scored_by_exact_match(agent):
 def test_a_stored_configuration_is_read_back_as_it_was():
     for config in (RunConfig(), RunConfig(agent="swe"), RunConfig(agent="swe", reward="x")):
         assert RunConfig.model_validate_json(config.model_dump_json()) == config
-        assert RunConfig.model_validate_json(config.model_dump_json()).digest() == config.digest()
 
 
 def test_the_order_of_keys_does_not_make_another_run():
     one = RunConfig(agent_config={"sandbox": "k8s", "image": "a", "repository_path": "/w"})
     other = RunConfig(agent_config={"image": "a", "sandbox": "k8s", "repository_path": "/w"})
-    assert one.digest() == other.digest() != RunConfig().digest()
+    assert one == other != RunConfig()
 
 
 def test_an_agent_has_its_own_number_of_steps_unless_the_run_names_one():

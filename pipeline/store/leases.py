@@ -1,0 +1,245 @@
+"""Leases of attempts: renewed by heartbeats, and found when they have expired.
+
+Used by the collector and the reconciler. Each function is a few set-based statements inside the
+caller's transaction. Rollouts are locked before attempts, in order of their ids.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import NamedTuple
+from uuid import UUID
+
+from sqlalchemy import Connection, bindparam, text
+from sqlalchemy.dialects.postgresql import JSONB
+
+from pipeline.contract.messages import Heartbeat
+from pipeline.contract.rollout import label_of
+from pipeline.store.activity import stored_activity
+
+
+class SilentAttempt(NamedTuple):
+    """An attempt whose worker has been silent for longer than its lease."""
+
+    run_id: UUID
+    group_id: UUID
+    rollout_id: UUID
+    attempt_no: int
+    label: str
+    worker_id: str | None
+    lost_count: int
+    worker_died: bool  #: whether the worker that held it, or may have held it, ended unannounced
+    dispatched_at: datetime
+    started_at: datetime | None = None  #: the first heartbeat that listed it as running
+    worker_seen_at: datetime | None = None  #: the last heartbeat of its worker
+
+
+class Suspect(NamedTuple):
+    """An attempt whose rollout was lost before, and the times at which a worker may have held it.
+
+    A request that its worker could not acknowledge any more goes to the next worker, so an attempt
+    may have been in several.
+    """
+
+    rollout_id: UUID
+    lost_count: int
+    worker_id: str | None
+    dispatched_at: datetime
+    started_at: datetime | None
+    gone_at: datetime | None = None  #: None: it is still in flight
+
+
+_START = text("""
+WITH beats AS (
+    SELECT * FROM unnest(CAST(:ids AS uuid[]), CAST(:nos AS integer[])) AS b (id, no)
+), locked AS (
+    SELECT r.rollout_id FROM rollouts r JOIN beats b ON r.rollout_id = b.id
+    WHERE r.state = 'dispatched' AND r.attempt_no = b.no
+    ORDER BY r.rollout_id FOR UPDATE OF r
+), started AS (
+    UPDATE rollouts r SET state = 'running' FROM locked WHERE r.rollout_id = locked.rollout_id
+    RETURNING r.rollout_id, r.run_id, r.attempt_no
+)
+INSERT INTO events (run_id, entity, entity_id, attempt_no, from_state, to_state)
+SELECT run_id, 'rollout', rollout_id, attempt_no, 'dispatched', 'running' FROM started
+""")
+
+# A lease is renewed once a third of it has passed, so that at most every second heartbeat writes.
+_RENEW = text("""
+UPDATE attempts a SET
+    state = CASE WHEN b.phase = 'reserved' THEN a.state ELSE 'running' END,
+    worker_id = :worker_id, phase = b.phase, step = b.step,
+    started_at = CASE WHEN b.phase = 'reserved' THEN NULL ELSE coalesce(a.started_at, now()) END,
+    lease_until = now() + make_interval(secs => :lease_s)
+FROM unnest(CAST(:ids AS uuid[]), CAST(:nos AS integer[]), CAST(:phases AS text[]),
+            CAST(:steps AS integer[])) AS b (id, no, phase, step)
+WHERE a.rollout_id = b.id AND a.attempt_no = b.no AND a.state IN ('dispatched', 'running')
+  AND (a.worker_id IS DISTINCT FROM :worker_id OR a.phase IS DISTINCT FROM b.phase
+       OR a.lease_until < now() + make_interval(secs => :lease_s * 2 / 3))
+""")
+
+_FENCED = text("""
+SELECT runs.slug, r.group_no, r.rollout_index, b.no
+FROM unnest(CAST(:ids AS uuid[]), CAST(:nos AS integer[])) AS b (id, no)
+JOIN attempts a ON a.rollout_id = b.id AND a.attempt_no = b.no
+JOIN rollouts r ON r.rollout_id = b.id JOIN runs ON runs.run_id = r.run_id
+WHERE a.state NOT IN ('dispatched', 'running')
+""")
+
+_SEEN = text("""
+INSERT INTO processes
+    (process_id, kind, capacity, in_flight, loop_lag_ms, stopping, takes, activity)
+VALUES (:worker_id, 'worker', :capacity, :in_flight, :loop_lag_ms, :stopping, :takes, :activity)
+ON CONFLICT (process_id) DO UPDATE SET last_seen_at = now(), capacity = :capacity,
+    in_flight = :in_flight, loop_lag_ms = :loop_lag_ms, stopping = :stopping, takes = :takes,
+    activity = coalesce(nullif(excluded.activity, '{}'), processes.activity)
+""").bindparams(bindparam("takes", type_=JSONB), bindparam("activity", type_=JSONB))
+
+
+def keep_alive(connection: Connection, beat: Heartbeat, *, lease_s: float) -> list[str]:
+    """Renew the leases of the attempts in a heartbeat; return the labels of those to stop.
+
+    An attempt is to be stopped when it has ended in the store: lost, cancelled or superseded.
+    """
+    connection.execute(
+        _SEEN,
+        {
+            "worker_id": beat.worker_id,
+            "capacity": beat.capacity,
+            "in_flight": len(beat.attempts),
+            "loop_lag_ms": beat.loop_lag_ms,
+            "stopping": beat.stopping,
+            "takes": {"queues": beat.queues, "base_urls": beat.base_urls},
+            "activity": stored_activity(beat.activity),
+        },
+    )
+    if not beat.attempts:
+        return []
+    held = sorted(beat.attempts, key=lambda attempt: attempt.rollout_id)
+    started = [attempt for attempt in held if attempt.phase != "reserved"]
+    connection.execute(
+        _START,
+        {
+            "ids": [attempt.rollout_id for attempt in started],
+            "nos": [attempt.attempt_no for attempt in started],
+        },
+    )
+    keys = {
+        "ids": [attempt.rollout_id for attempt in held],
+        "nos": [attempt.attempt_no for attempt in held],
+    }
+    connection.execute(
+        _RENEW,
+        keys
+        | {
+            "phases": [attempt.phase for attempt in held],
+            "steps": [attempt.step for attempt in held],
+            "worker_id": beat.worker_id,
+            "lease_s": lease_s,
+        },
+    )
+    return [label_of(*row) for row in connection.execute(_FENCED, keys)]
+
+
+# Two dispatchers may publish in another order than they committed. So a request counts as passed by
+# a later one only if `grace_s` lies between the two dispatches.
+_SILENT = text("""
+WITH passed AS (
+    SELECT run_id, max(dispatched_at) - make_interval(secs => :grace_s) AS at FROM attempts
+    WHERE state = 'running' AND started_at < now() - make_interval(secs => :grace_s) AND :fifo
+    GROUP BY run_id
+), suspects AS MATERIALIZED (
+    -- Chosen before the join with rollouts: nearly all attempts in flight are not silent.
+    SELECT a.*, p.process_id, p.capacity, p.last_seen_at,
+           coalesce(p.last_seen_at + make_interval(secs => :lease_s), a.lease_until) AS silent_from,
+           CASE WHEN p.process_id IS NULL THEN a.rollout_id END AS alone
+    FROM attempts a LEFT JOIN passed ON passed.run_id = a.run_id
+    LEFT JOIN processes p ON p.process_id = a.worker_id
+    WHERE a.state IN ('dispatched', 'running')
+      AND ((a.lease_until < now() AND a.lease_until < :watermark
+            -- The attempts of a dead worker are given up together, because the reconciler compares
+            -- the rollouts that were lost together. An attempt that a living worker no longer
+            -- lists waits half a lease longer, in case the worker is dying.
+            AND (p.process_id IS NULL
+                 OR p.last_seen_at < least(now(), :watermark) - make_interval(secs => :lease_s)
+                 OR a.lease_until
+                    < least(now(), :watermark) - make_interval(secs => :lease_s / 2)))
+           OR (a.worker_id IS NULL
+               AND a.dispatched_at < :watermark - make_interval(secs => :grace_s)
+               AND a.dispatched_at < greatest(passed.at, CASE
+                   WHEN CAST(:empty_at AS timestamptz)
+                        < :watermark - make_interval(secs => :grace_s)
+                   THEN CAST(:empty_at AS timestamptz) - make_interval(secs => :grace_s) END)))
+    ORDER BY silent_from, alone FETCH FIRST (:most) ROWS WITH TIES
+)
+SELECT a.run_id, r.group_id, a.rollout_id, a.attempt_no, runs.slug, r.group_no, r.rollout_index,
+       a.worker_id, r.lost_count, a.dispatched_at, a.started_at, a.last_seen_at AS worker_seen_at,
+       coalesce(CASE WHEN a.worker_id IS NOT NULL THEN a.capacity > 0
+                 AND a.last_seen_at < now() - make_interval(secs => :lease_s)
+            -- A worker may have been killed before its first heartbeat listed the attempt.
+            ELSE EXISTS (SELECT FROM processes d WHERE d.kind = 'worker' AND d.capacity > 0
+                         AND d.last_seen_at < now() - make_interval(secs => :grace_s)
+                         AND d.last_seen_at > a.dispatched_at - make_interval(secs => :lease_s))
+       END, false) AS worker_died
+FROM suspects a JOIN rollouts r USING (rollout_id) JOIN runs ON runs.run_id = a.run_id
+ORDER BY a.silent_from, a.alone
+""")
+
+_AS_STORED = [name for name in SilentAttempt._fields if name != "label"]
+
+_SUSPECTS = text("""
+SELECT a.rollout_id, r.lost_count, a.worker_id, a.dispatched_at, a.started_at
+FROM attempts a JOIN rollouts r USING (rollout_id)
+WHERE a.state IN ('dispatched', 'running') AND r.lost_count > 0
+""")
+
+
+def silent_attempts(
+    connection: Connection,
+    *,
+    watermark: datetime,
+    empty_at: datetime | None,
+    fifo: bool,
+    lease_s: float,
+    grace_s: float,
+    most: int,
+) -> list[SilentAttempt]:
+    """Return attempts that must be given up, longest silence first.
+
+    These are attempts whose lease expired, and attempts that no worker listed although their
+    request has left the broker: a later request was started, or the queue was empty.
+
+    Args:
+        connection: An open transaction.
+        watermark: The time up to which the collector has read all messages; a lease that expired
+            later may have been renewed by a message not read yet.
+        empty_at: A time at which no request was in the broker, None if none is known. It counts
+            once `grace_s` has passed, because by then a worker has announced the last request.
+        fifo: Whether the broker delivers requests in order.
+        lease_s: Silence after which a worker counts as dead.
+        grace_s: Time a dispatcher has to publish, and a worker to announce a request.
+        most: Upper bound; all attempts of one dead worker count as one.
+    """
+    rows = connection.execute(
+        _SILENT,
+        {
+            "watermark": watermark,
+            "empty_at": empty_at,
+            "fifo": fifo,
+            "lease_s": lease_s,
+            "grace_s": grace_s,
+            "most": most,
+        },
+    )
+    return [
+        SilentAttempt(
+            label=label_of(row.slug, row.group_no, row.rollout_index, row.attempt_no),
+            **{name: getattr(row, name) for name in _AS_STORED},
+        )
+        for row in rows
+    ]
+
+
+def suspects_in_flight(connection: Connection) -> list[Suspect]:
+    """Return the attempts in flight whose rollouts were lost before."""
+    return [Suspect(*row) for row in connection.execute(_SUSPECTS)]
