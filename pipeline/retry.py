@@ -1,6 +1,6 @@
-"""What a completion does to its rollout: the one owner of retries, as a pure function.
+"""The decision about a rollout after a completion: retry, fail or succeed, as a pure function.
 
-Used by the collector for what workers say, and by the reconciler for what they no longer say.
+Used at ingest, for completions of workers and for those that the reconciler makes of lost attempts.
 Must not: read a clock, a database or the environment.
 """
 
@@ -21,23 +21,25 @@ from pipeline.contract.rollout import (
 )
 from pipeline.contract.run import RunConfig
 
-#: Codes of `worker_lost`. A worker died: with it alone, or with others that are as suspect.
+#: Codes of `worker_lost` if a worker died: with this suspect alone, or with others.
 WORKER_DIED = "worker_died"
 WORKER_DIED_WITH_OTHERS = "worker_died_with_others"
-#: No worker died of it: none ever held it, or the one that did goes on without it.
+#: Codes of `worker_lost` if no worker died: no worker ever held the attempt, or its worker is alive
+#: and no longer lists it.
 NEVER_HELD = "never_held"
 HELD_NO_MORE = "held_no_more"
 
-#: Attempts after which company is no excuse any more, nor a worker that went on without it.
+#: From this attempt on a rollout counts as suspect even if others were lost with it, or if its
+#: worker lived on.
 _MOST_SPARED = 50
 
-#: However long a server asks us to wait: a rollout that waits for days is as good as lost.
+#: Longest wait that a server can ask for with `retry_after_s`.
 _MOST_WAIT_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """What the decision needs to know of a rollout."""
+    """The stored state of a rollout, as far as the decision needs it."""
 
     rollout_id: UUID
     group_id: UUID
@@ -56,11 +58,11 @@ class RetryPolicy:
     max_lost: int = 3
     base_s: float = 1.0
     max_s: float = 60.0
-    on_error: Mapping[ErrorClass, Action] = field(default_factory=dict)
+    on_error: Mapping[ErrorClass, Action] = field(default_factory=dict[ErrorClass, Action])
 
     @classmethod
     def of(cls, config: RunConfig) -> RetryPolicy:
-        """Return the policy a run's configuration asks for."""
+        """Return the policy in a run's configuration."""
         return cls(
             max_attempts=config.max_attempts,
             max_lost=config.max_lost,
@@ -70,14 +72,11 @@ class RetryPolicy:
         )
 
     def action_for(self, error_class: ErrorClass) -> Action:
-        """Say what an error of this class does."""
+        """Return the action of an error of this class."""
         return self.on_error.get(error_class, ERROR_TABLE[error_class])
 
     def backoff_s(self, failures: int, *, jitter: float) -> float:
-        """Return the wait before the next attempt: exponential, full jitter, capped.
-
-        No wait follows no failure.
-        """
+        """Return the wait before the next attempt: exponential, full jitter, capped."""
         if failures < 1:
             return 0.0
         return min(self.max_s, self.base_s * 2 ** min(failures - 1, 30)) * jitter
@@ -85,7 +84,7 @@ class RetryPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """What happens to a rollout and to the attempt that spoke; `rollout_state` None: nothing."""
+    """New states of an attempt and its rollout; `rollout_state` None: the rollout is unchanged."""
 
     attempt_state: AttemptState
     rollout_state: RolloutState | None = None
@@ -110,15 +109,15 @@ def decide_after(
     now: datetime,
     jitter: float = 1.0,
 ) -> Transition:
-    """Say what a completion does to its rollout; reads no clock and no database.
+    """Decide the transition after a completion; reads no clock and no database.
 
     A success of any attempt wins while the rollout is not terminal. An error of an attempt that is
-    no longer the current one changes nothing: it was counted when the attempt was given up.
+    no longer the current one changes nothing, because the attempt was counted when it was given up.
     A wait or a hand-back uses no attempt; an error at `attempts_used == max_attempts` is final.
 
     Args:
         rollout: The rollout as stored.
-        completion: What a worker said, or what the reconciler says for it.
+        completion: Of a worker, or of the reconciler for a lost attempt.
         policy: Budgets and backoff of the run.
         now: The database's clock.
         jitter: Uniform in [0, 1); scales the backoff.
@@ -165,13 +164,14 @@ def _after_error(
     if action is Action.RETRY_LOST:
         lost += _is_suspect(rollout, completion)
         final = lost >= policy.max_lost
-        # The lease was the wait; who was lost before, and may be the culprit, goes its own way.
+        # The first loss needs no further wait, because the lease has passed. Later ones back off
+        # with jitter, so that rollouts lost together are not dispatched together again.
         failures = lost if lost > 1 else 0
         if final and _is_spared(rollout, completion, policy):
             final, lost = False, rollout.lost_count
     elif action is Action.RETRY_FREE:
         final = False
-        # Ten waits in a row reach the cap; the attempt number is what counts them.
+        # `attempts_used` does not count these waits, so the backoff grows with the attempt number.
         failures = 0 if error_class is ErrorClass.WORKER_STOPPED else rollout.attempt_no
     else:
         used += 1
@@ -204,7 +204,7 @@ def _after_error(
 
 
 def _is_suspect(rollout: Rollout, completion: Completion) -> bool:
-    """Say whether the attempt may have killed a worker, or vanishes in them again and again."""
+    """Return whether the attempt may have killed a worker, or keeps disappearing from workers."""
     assert completion.error is not None
     code = completion.error.code
     if code in (WORKER_DIED, WORKER_DIED_WITH_OTHERS):
@@ -215,9 +215,9 @@ def _is_suspect(rollout: Rollout, completion: Completion) -> bool:
 
 
 def _is_spared(rollout: Rollout, completion: Completion, policy: RetryPolicy) -> bool:
-    """Say whether the last chance is given again: one of several killed the worker, and which?
+    """Return whether a suspect that was lost with others gets another attempt before it fails.
 
-    Each goes its own way after a wait of its own; the culprit kills again, and soon alone.
+    Each is retried after a wait of its own. The rollout that kills workers will then be lost alone.
     """
     assert completion.error is not None
     in_company = completion.error.code == WORKER_DIED_WITH_OTHERS

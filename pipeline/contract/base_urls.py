@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 #: Characters before which parsers of URLs disagree about the host.
@@ -27,8 +27,9 @@ def base_url_of(value: Any) -> Any:
         value = json.loads(text) if text.startswith("[") else text.split(",")
     if not isinstance(value, list | tuple):
         return value
-    urls = tuple(dict.fromkeys(url.strip() if isinstance(url, str) else url for url in value))
-    urls = tuple(url for url in urls if url != "")
+    given = cast("Sequence[Any]", value)
+    stripped = (url.strip() if isinstance(url, str) else url for url in given)
+    urls = tuple(url for url in dict.fromkeys(stripped) if url != "")
     return urls if len(urls) > 1 else urls[0] if urls else None
 
 

@@ -29,7 +29,7 @@ error that already has a type passes through. Must not: log, retry, or know any 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
 from types import MappingProxyType
@@ -263,7 +263,7 @@ class WorkerStopped(RolloutError):
 
 
 @contextmanager
-def boundary(error_type: type[RolloutError], code: str = "") -> Iterator[None]:
+def boundary(error_type: type[RolloutError], code: str = "") -> Generator[None, None, None]:
     """Attribute whatever foreign code raises inside to the boundary it crossed.
 
     A `RolloutError` passes through unchanged, and so do cancellation and interpreter exits, which

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Mapping
 from enum import StrEnum
 from types import MappingProxyType
+from typing import Any
 from uuid import UUID
 
 from pipeline.contract.errors import IllegalTransition
@@ -142,12 +143,12 @@ def require_transition(before: StrEnum, after: StrEnum) -> None:
     Raises:
         IllegalTransition: The table does not have it.
     """
-    table: Mapping[StrEnum, frozenset[StrEnum]] = {
+    tables: dict[Any, Any] = {
         RolloutState: ROLLOUT_TRANSITIONS,
         GroupState: GROUP_TRANSITIONS,
         AttemptState: ATTEMPT_TRANSITIONS,
-    }[type(before)]  # pyright: ignore[reportAssignmentType]
-    if after not in table[before]:
+    }
+    if after not in tables[type(before)][before]:
         noun = type(before).__name__.removesuffix("State").lower()
         raise IllegalTransition(f"A {noun} cannot go from {before} to {after}.")
 

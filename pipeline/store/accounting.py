@@ -1,4 +1,4 @@
-"""Whether a run's books balance: every group and every rollout is somewhere, once.
+"""The check that every group and every rollout of a run is in exactly one place.
 
 Used by `rollout status`, and by tests after every scenario. Reads only.
 """
@@ -18,7 +18,7 @@ from pipeline.store.run_counters import COUNTER_RULES
 
 @dataclass(frozen=True, slots=True)
 class Accounting:
-    """Where the groups of a run are; the parts add up to `enqueued`."""
+    """The groups of a run by state; the parts add up to `enqueued`."""
 
     enqueued: int
     open: int
@@ -31,7 +31,7 @@ class Accounting:
 
     @property
     def adds_up(self) -> bool:
-        """Whether nothing is missing and nothing is there twice."""
+        """Whether each group is in exactly one state."""
         parts = self.open + self.ready + self.leased + self.consumed + sum(self.dropped.values())
         return parts == self.enqueued
 
@@ -68,7 +68,7 @@ GROUP BY runs.next_group_no, g.state, g.drop_reason
 
 
 def account(connection: Connection, run_id: UUID) -> Accounting:
-    """Return where the groups of a run are."""
+    """Return the groups of a run by state."""
     rows = connection.execute(_GROUPS, {"run_id": run_id}).all()
     by_state = {
         state: sum(int(row.n) for row in rows if row.state == state) for state in GroupState
@@ -89,7 +89,7 @@ def account(connection: Connection, run_id: UUID) -> Accounting:
     )
 
 
-#: What must be empty; each query returns one sentence per violation.
+#: Each query returns one sentence for each violation of its rule.
 _RULES = {
     "group counters equal their rows": """
         SELECT format('group g%s says %s of %s rollouts ended well, %s failed, %s cancelled; '
@@ -110,7 +110,7 @@ _RULES = {
                       n_succeeded + n_failed + n_cancelled, n_rollouts)
         FROM groups WHERE run_id = :run_id
           AND (state = 'open') = (n_succeeded + n_failed + n_cancelled = n_rollouts)""",
-    "what a trainer gets has enough usable rollouts": """
+    "a group for the trainer has enough usable rollouts": """
         SELECT format('group %s is %s with %s usable rollouts, of %s at least and %s at most',
                       group_no, state, n_succeeded, n_min, n_target)
         FROM groups WHERE run_id = :run_id AND state IN ('ready', 'leased', 'consumed')
@@ -154,7 +154,7 @@ _RULES = {
 
 
 def check_accounting(connection: Connection, run_id: UUID) -> list[str]:
-    """Return what does not balance, one sentence each; empty when all is well."""
+    """Return one sentence for each violated rule; empty if there is none."""
     return list(_violations(connection, run_id))
 
 

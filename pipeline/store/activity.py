@@ -1,7 +1,7 @@
-"""What workers say of a run while it runs: model calls, failures, tools; added up over workers.
+"""Model calls, failures and tool calls of a run, as workers report them in heartbeats.
 
-Written with each heartbeat (`leases.keep_alive`), read by `status.py`. The figures belong to the
-processes that counted them, so they cover all workers that the store remembers.
+Written with each heartbeat (`leases.keep_alive`), read by `status.py`. Each worker's figures are
+stored with its process; the sums are over all workers that the store has a row of.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FROM processes WHERE activity ? CAST(:run_id AS text) ORDER BY last_seen_at
 
 
 def stored_activity(activity: Sequence[RunActivity]) -> dict[str, Any]:
-    """Return a worker's figures as they are kept with its process: by run."""
+    """Return a worker's figures by run, as they are stored with its process."""
     return {str(one.run_id): one.model_dump(mode="json") for one in activity}
 
 
@@ -49,7 +49,7 @@ class _Sum:
     count: int = 0
     last_minute: int = 0
     message: str = ""
-    failures: dict[str, _Sum] = field(default_factory=dict)
+    failures: dict[str, _Sum] = field(default_factory=lambda: {})
 
     def add(self, part: EndpointCalls | CallFailures, *, is_alive: bool) -> None:
         self.count += part.count
@@ -57,7 +57,7 @@ class _Sum:
 
 
 def _added_up(run_id: UUID, parts: Iterable[tuple[RunActivity, bool]]) -> RunActivity:
-    """Add up what several workers say, oldest first: the newest message of a failure stays."""
+    """Add up the figures of several workers, oldest first: the newest failure message is kept."""
     endpoints: dict[tuple[str, str], _Sum] = {}
     tools: dict[str, ToolCalls] = {}
     for part, is_alive in parts:

@@ -21,7 +21,7 @@ INSERT INTO dead_letters (kind, run_id, rollout_id, label, reason, body)
 VALUES (:kind, :run_id, :rollout_id, :label, :reason, :body)
 """)
 
-#: A message larger than this is kept cut: the reason matters more than the bytes.
+#: A larger message is cut to this size; the reason matters more than the bytes.
 MAX_KEPT_BYTES = 1024 * 1024
 
 
@@ -109,10 +109,10 @@ def list_dead_letters(
 
 
 def get_dead_letter(connection: Connection, dead_letter_id: int) -> DeadLetter:
-    """Return one with its body, and keep others from redriving it meanwhile.
+    """Return a dead letter with its body, and lock it against a second redrive.
 
     Raises:
-        NotFound: There is none of this number.
+        NotFound: There is no dead letter of this number.
     """
     row = connection.execute(_GET, {"id": dead_letter_id}).one_or_none()
     if row is None:
@@ -121,10 +121,10 @@ def get_dead_letter(connection: Connection, dead_letter_id: int) -> DeadLetter:
 
 
 def mark_redriven(connection: Connection, dead_letter_id: int) -> None:
-    """Note that it was given another chance."""
+    """Record that a dead letter was processed again."""
     connection.execute(_MARK, {"id": dead_letter_id})
 
 
 def drop_dead_letters(connection: Connection, dead_letter_ids: Sequence[int]) -> int:
-    """Delete dead letters for good; return how many there were."""
+    """Delete dead letters; return how many there were."""
     return connection.execute(_DROP, {"ids": list(dead_letter_ids)}).rowcount

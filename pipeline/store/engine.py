@@ -1,4 +1,4 @@
-"""Connections to Postgres: engine, transactions that outlive a hiccup, notifications.
+"""Connections to Postgres: engine, transactions that are retried, notifications.
 
 Built at entry points, passed to the services. Every failure to reach the database becomes
 `StoreUnavailable`. Must not: know tables.
@@ -17,17 +17,17 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 
 from pipeline.contract.errors import ConfigError, StoreUnavailable
 
-#: Channels of NOTIFY; a listener is woken by them and polls slowly behind them.
+#: Channels of NOTIFY. Listeners also poll slowly, in case a notification is lost.
 WORK_CHANNEL = "rollout_work"
 READY_CHANNEL = "rollout_ready"
-#: Says which stored trajectories were scored again; see `rescores.py`.
+#: Its payloads list stored trajectories that were scored again; see `rescores.py`.
 RESCORED_CHANNEL = "rollout_rescored"
 
-#: deadlock_detected, serialization_failure: the same transaction will do better the next time.
+#: deadlock_detected, serialization_failure: the same transaction may succeed if it is repeated.
 _RETRYABLE = frozenset({"40P01", "40001"})
 _DISK_FULL = "53100"
 
-#: Execution option of statements that return bodies: sent as they are, not as hexadecimal digits.
+#: Execution option of statements that return bodies: sent as bytes, not as hexadecimal digits.
 BINARY = "binary_results"
 
 _NOTIFY = text("SELECT pg_notify(:channel, :payload)")
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 class Bodies(list[bytes | None]):
-    """Bodies for an array parameter: sent as they are, not as digits that Postgres must parse."""
+    """Bodies for an array parameter, sent as bytes and not as digits that Postgres must parse."""
 
 
 psycopg.adapters.register_dumper(Bodies, ListBinaryDumper)
@@ -64,7 +64,7 @@ def open_engine(url: str, *, pool_size: int = 5, connect_timeout_s: float = 10) 
         connect_args={
             "connect_timeout": max(2, int(connect_timeout_s)),
             "application_name": "rollout",
-            # The hot statements are few and always the same: prepare them at once.
+            # Prepare at the first execution: the frequent statements are few and do not vary.
             "prepare_threshold": 0,
         },
     )
@@ -80,11 +80,11 @@ def _choose_format(
 
 
 def transact(engine: Engine, work: Callable[[Connection], T], *, tries: int = 3) -> T:
-    """Run `work` in one transaction; again after a deadlock or a dropped connection.
+    """Run `work` in one transaction; repeat it after a deadlock or a dropped connection.
 
     Raises:
-        StoreUnavailable: Postgres did not answer; nothing was committed, or a commit went
-            unanswered: all writes here are guarded, so doing them again is harmless.
+        StoreUnavailable: Postgres did not answer. Either nothing was committed, or the answer to
+            the commit was lost; all writes are guarded, so repeating them is harmless.
     """
     for attempt in range(1, tries + 1):
         try:
@@ -104,9 +104,9 @@ def transact(engine: Engine, work: Callable[[Connection], T], *, tries: int = 3)
 
 
 def unavailable(engine: Engine, error: BaseException) -> StoreUnavailable:
-    """Say for a person that Postgres cannot be reached."""
-    said = str(getattr(error, "orig", error)).strip().splitlines()
-    reason = (said[0] if said else type(error).__name__).rstrip(".") + "."
+    """Return an error that explains to a person why Postgres cannot be used."""
+    lines = str(getattr(error, "orig", error)).strip().splitlines()
+    reason = (lines[0] if lines else type(error).__name__).rstrip(".") + "."
     place = engine.url.render_as_string(hide_password=True)
     if _sqlstate(error) == _DISK_FULL:
         return StoreUnavailable(
@@ -126,7 +126,7 @@ def _sqlstate(error: BaseException) -> str | None:
 
 
 class Listener:
-    """Waits for notifications; when the connection is lost, waiting becomes a plain poll."""
+    """Waits for notifications; while the connection is lost, each wait just takes its timeout."""
 
     def __init__(self, engine: Engine, *channels: str) -> None:
         self._engine = engine
@@ -136,26 +136,24 @@ class Listener:
     def wait(self, timeout_s: float) -> bool:
         """Return True at once when notified, False after `timeout_s` without news.
 
-        Notifications that came while nobody waited count too. The first call only begins to
-        listen and returns True: what was notified before could not be heard.
+        Notifications between two calls count too. The first call only begins to listen and returns
+        True, because earlier notifications were not received.
         """
-        # One wake-up is enough for all that has piled up.
         return self.hear(timeout_s) != []
 
     def hear(self, timeout_s: float) -> list[str] | None:
-        """Return the payloads of what was notified at once, [] after `timeout_s` without news.
+        """Return the payloads of notifications as soon as there are any, [] after `timeout_s`.
 
-        None: it only began to listen, as after a lost connection; what was notified before could
-        not be heard.
+        None means that the connection was just opened: earlier notifications were not received.
         """
         try:
             if self._connection is None:
                 self._connection = self._connect()
                 return None
-            heard = list(self._connection.notifies(timeout=timeout_s, stop_after=1))
-            if heard:
-                heard += self._connection.notifies(timeout=0)
-            return [each.payload for each in heard]
+            received = list(self._connection.notifies(timeout=timeout_s, stop_after=1))
+            if received:
+                received += self._connection.notifies(timeout=0)
+            return [each.payload for each in received]
         except psycopg.Error:
             self.close()
             time.sleep(min(timeout_s, 1.0))
@@ -183,7 +181,7 @@ def notify(connection: Connection, channel: str, payload: str = "") -> None:
     Args:
         connection: An open transaction.
         channel: Which listeners.
-        payload: What they hear; less than 8,000 bytes.
+        payload: Less than 8,000 bytes.
     """
     values = {"channel": channel, "payload": payload}
     connection.execute(_NOTIFY, values)

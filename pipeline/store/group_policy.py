@@ -1,7 +1,7 @@
-"""What a run wants of its groups: rollouts cut when enough are usable, replaced when one fails.
+"""Group policies of runs: surplus rollouts are cut, failed ones replaced, deadlines enforced.
 
-Used by `outcomes.py` inside the ingest transaction, and by the reconciler for deadlines. Whoever
-calls holds the rollouts concerned, then the groups; see `groups.py`. Must not: decide outcomes.
+Used by `outcomes.py` inside the ingest transaction, and by the reconciler for deadlines. The caller
+has locked the rollouts first, then the groups; see `groups.py`. Must not: decide outcomes.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from pipeline.store.groups import add_to_counters, close_groups, lock_groups
 
 @dataclass(slots=True)
 class CutReport:
-    """Rollouts that were cancelled because their group needs them no more."""
+    """Rollouts that were cancelled because their group no longer needs them."""
 
     groups_ready: int = 0
     groups_dropped: int = 0
     cut: int = 0
     #: Labels of attempts that workers should stop.
-    stopped: list[str] = field(default_factory=list)
+    stopped: list[str] = field(default_factory=list[str])
 
 
 _LOCK_WITH_SIBLINGS = text("""
@@ -44,10 +44,10 @@ ORDER BY rollout_id FOR UPDATE
 def lock_with_siblings(
     connection: Connection, rollout_ids: Collection[UUID], run_ids: Collection[UUID]
 ) -> None:
-    """Lock rollouts, and what is open of their groups where these runs oversample.
+    """Lock rollouts, and the open rollouts of their groups in runs that oversample.
 
-    One statement, in order of the ids: the siblings may have to be cancelled later in the
-    transaction, when it is too late to lock them without risking a ring.
+    One statement locks all of them, in order of their ids. The siblings may be cancelled later in
+    the transaction, and locking them only then could deadlock.
     """
     connection.execute(_LOCK_WITH_SIBLINGS, {"ids": list(rollout_ids), "run_ids": list(run_ids)})
 
@@ -60,7 +60,7 @@ WHERE group_id = ANY(:ids) AND state = 'open' AND n_succeeded >= n_target
 
 
 def cut_satisfied(connection: Connection, group_ids: Sequence[UUID], report: CutReport) -> None:
-    """Cancel what is left of groups that have all the usable rollouts they need."""
+    """Cancel the open rollouts of groups that have all the usable rollouts they need."""
     satisfied = list(connection.execute(_SATISFIED, {"ids": list(group_ids)}).scalars())
     if satisfied:
         _cut(connection, satisfied, "surplus", report)
@@ -117,9 +117,9 @@ ORDER BY rollout_id FOR UPDATE
 
 
 def end_overdue_groups(connection: Connection, *, most: int) -> CutReport:
-    """End up to `most` groups whose deadline has passed: ready with what is usable, or dropped.
+    """Close up to `most` groups whose deadline has passed, as ready or dropped.
 
-    The clock stands still while a run is paused (`runs.set_run_state`).
+    Deadlines move while a run is paused (`runs.set_run_state`).
     """
     report = CutReport()
     ids = list(connection.execute(_OVERDUE, {"most": most}).scalars())
@@ -164,7 +164,7 @@ FROM wanted w JOIN groups g USING (group_id)
 
 @dataclass(frozen=True, slots=True)
 class ShortGroup:
-    """A group that cannot have all its usable rollouts any more."""
+    """A group that can no longer get all its usable rollouts."""
 
     run_id: UUID
     group_no: int
@@ -175,7 +175,7 @@ class ShortGroup:
 def replace_failed(
     connection: Connection, group_ids: Sequence[UUID], configs: Mapping[UUID, RunConfig]
 ) -> list[ShortGroup]:
-    """Add rollouts to groups that fell short, as far as their runs allow; return the others."""
+    """Add rollouts to groups that lack usable ones, as far as runs allow; return the others."""
     if all(c.replacements == 0 and c.group_policy != "fail_run" for c in configs.values()):
         return []
     short: list[ShortGroup] = []
@@ -183,7 +183,7 @@ def replace_failed(
         config = configs[row.run_id]
         left = config.rollouts_per_prompt + config.replacements - row.n_rollouts
         if left < row.missing:
-            # What cannot be made whole is not worth another rollout.
+            # Another rollout would not complete the group either.
             short.append(ShortGroup(row.run_id, row.group_no, row.n_target, row.n_failed))
             continue
         _replace(connection, row, config)

@@ -1,7 +1,7 @@
-"""Groups in the store: counted with every outcome, closed when nothing of them is left to do.
+"""Groups in the store: counted with every outcome, closed when all their rollouts are terminal.
 
-Used by `outcomes.py` and by cancellation and retry, inside their transactions, after the rollouts
-are locked; groups are locked here, by id, so that two writers never wait for each other in a ring.
+Used by `outcomes.py` and by cancellation and retry, inside their transactions. To avoid deadlocks,
+rollouts are locked before groups, and both in order of their ids.
 """
 
 from __future__ import annotations
@@ -62,18 +62,15 @@ FROM closed
 
 @dataclass(frozen=True, slots=True)
 class LockedGroup:
-    """A group as it is while this transaction holds it."""
+    """A group that this transaction has locked."""
 
     group_id: UUID
     is_open: bool
-    room: int  #: usable rollouts it still takes
+    room: int  #: usable rollouts that it still takes
 
 
 def lock_groups(connection: Connection, group_ids: Iterable[UUID]) -> dict[UUID, LockedGroup]:
-    """Lock groups in order of their ids, so that two writers never wait for each other in a ring.
-
-    Rollouts are locked before their groups, never after.
-    """
+    """Lock groups in order of their ids; their rollouts must be locked before."""
     ids = sorted(set(group_ids))
     if not ids:
         return {}
@@ -119,13 +116,12 @@ def close_groups(
 ) -> tuple[int, int]:
     """Close those groups whose rollouts are all terminal; return how many (ready, dropped).
 
-    Statistics are taken from the rows once, here: nothing is written to a group's rollouts
-    afterwards, so they stay true.
+    Reward statistics are computed here, once: the rollouts of a closed group do not change.
 
     Args:
         connection: An open transaction that holds the groups.
         group_ids: Candidates.
-        reason: Why those with too few usable rollouts are dropped; None: as they ended.
+        reason: Drop reason of groups with too few usable rollouts; None: from their counters.
     """
     if not group_ids:
         return 0, 0

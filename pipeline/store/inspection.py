@@ -1,4 +1,4 @@
-"""Single groups and rollouts for people: found by label or id, read with all their attempts.
+"""Single groups and rollouts, found by label or id, and the errors of a run.
 
 Used by `rollout show` and `rollout errors`. Reads only; each function is a statement or two.
 """
@@ -6,20 +6,38 @@ Used by `rollout show` and `rollout errors`. Reads only; each function is a stat
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, TextClause, text
 
 from pipeline.contract.errors import NotFound
 from pipeline.contract.rollout import label_of
 from pipeline.store.engine import BINARY
 from pipeline.store.runs import Run, get_run
 
+
+class StoredBody(NamedTuple):
+    """The body of an attempt's trajectory, or its place in the payload store."""
+
+    body: bytes | None
+    body_uri: str | None
+    codec: str | None
+
+
 #: `math7-g000013-r3-a1`, or a beginning of it that ends with a whole part.
 _LABEL = re.compile(r"(?P<run>.+)-g(?P<group>\d+)(?:-r(?P<index>\d+)(?:-a\d+)?)?")
 _HEX = re.compile(r"[0-9a-f]{4,32}")
+
+_GROUP_OF_LABEL = text("""
+SELECT group_id FROM groups WHERE run_id = :run_id AND group_no = :group_no
+""")
+
+_ROLLOUT_OF_LABEL = text("""
+SELECT rollout_id FROM groups JOIN rollouts USING (group_id)
+WHERE groups.run_id = :run_id AND groups.group_no = :group_no AND rollout_index = :index
+""")
 
 _GROUP = text("""
 SELECT g.*, runs.slug, p.payload, p.dataset, p.split, p.row_no
@@ -39,7 +57,7 @@ WHERE r.rollout_id = :rollout_id
 """)
 
 _ATTEMPTS = text("""
-SELECT a.*, t.body, t.body_uri, t.codec, t.body_bytes FROM attempts a
+SELECT a.*, t.body, t.body_uri, t.codec FROM attempts a
 LEFT JOIN trajectories t USING (rollout_id, attempt_no)
 WHERE a.rollout_id = :rollout_id ORDER BY a.attempt_no
 """)
@@ -73,11 +91,13 @@ ORDER BY rollouts DESC, attempts DESC, error_class, code
 
 _ERRORS_BY_WORKER = text("""
 WITH counted AS (
-    SELECT coalesce(worker_id, '(none)') AS worker, error_class, sum(n) AS n
+    SELECT coalesce(worker_id, '(none)') AS worker, error_class, sum(n)::bigint AS n
     FROM attempt_tallies WHERE run_id = :run_id GROUP BY worker, error_class HAVING sum(n) <> 0
 )
-SELECT worker, sum(n) AS attempts, coalesce(sum(n) FILTER (WHERE error_class IS NOT NULL), 0)
-    AS errors, jsonb_object_agg(error_class, n) FILTER (WHERE error_class IS NOT NULL) AS by_class
+SELECT worker, sum(n)::bigint AS attempts,
+       coalesce(sum(n) FILTER (WHERE error_class IS NOT NULL), 0)::bigint AS errors,
+       coalesce(jsonb_object_agg(error_class, n) FILTER (WHERE error_class IS NOT NULL), '{}')
+           AS by_class
 FROM counted GROUP BY worker ORDER BY errors DESC, worker
 """)
 
@@ -95,10 +115,8 @@ def find_group(connection: Connection, name: str) -> UUID:
     """
     label = _LABEL.fullmatch(name)
     if label and label["index"] is None:
-        run = get_run(connection, label["run"])
-        query = "SELECT group_id FROM groups WHERE run_id = :run_id AND group_no = :group_no"
-        values: dict[str, Any] = {"run_id": run.run_id, "group_no": int(label["group"])}
-        return _only(connection, query, values, "group", name)
+        values = _numbers(connection, label)
+        return _only(connection, _GROUP_OF_LABEL, values, "group", name)
     return _by_id(connection, "groups", "group_id", "group", name)
 
 
@@ -110,17 +128,8 @@ def find_rollout(connection: Connection, name: str) -> UUID:
     """
     label = _LABEL.fullmatch(name)
     if label and label["index"] is not None:
-        run = get_run(connection, label["run"])
-        query = (
-            "SELECT rollout_id FROM rollouts WHERE rollout_index = :index AND group_id ="
-            " (SELECT group_id FROM groups WHERE run_id = :run_id AND group_no = :group_no)"
-        )
-        values: dict[str, Any] = {
-            "run_id": run.run_id,
-            "group_no": int(label["group"]),
-            "index": int(label["index"]),
-        }
-        return _only(connection, query, values, "rollout", name)
+        values = _numbers(connection, label) | {"index": int(label["index"])}
+        return _only(connection, _ROLLOUT_OF_LABEL, values, "rollout", name)
     return _by_id(connection, "rollouts", "rollout_id", "rollout", name)
 
 
@@ -165,8 +174,7 @@ def read_group(connection: Connection, group_id: UUID) -> dict[str, Any]:
 def read_rollout(connection: Connection, rollout_id: UUID) -> dict[str, Any]:
     """Return a rollout as plain data, with its attempts.
 
-    An attempt's `trajectory` is where its record is: `body`, `body_uri`, `codec`; None: there is
-    none.
+    An attempt's `trajectory` is a `StoredBody`, or None.
     """
     row = connection.execute(_ROLLOUT, {"rollout_id": rollout_id}).one()
     rewards = connection.execute(_REWARDS, {"rollout_id": rollout_id}).mappings().all()
@@ -214,21 +222,19 @@ def errors_by_class(connection: Connection, run: Run) -> list[dict[str, Any]]:
 def errors_by_worker(connection: Connection, run: Run) -> list[dict[str, Any]]:
     """Return for each worker: its attempts, those with an error, and these by class."""
     rows = connection.execute(_ERRORS_BY_WORKER, {"run_id": run.run_id})
-    return [
-        {
-            "worker": row.worker,
-            "attempts": int(row.attempts),
-            "errors": int(row.errors),
-            "by_class": row.by_class or {},
-        }
-        for row in rows
-    ]
+    return [dict(row) for row in rows.mappings()]
 
 
-def stream_bodies(connection: Connection, run: Run) -> Iterator[Any]:
-    """Yield `body`, `body_uri`, `codec` of every stored trajectory of a run, in flat memory."""
+def stream_bodies(connection: Connection, run: Run) -> Iterator[StoredBody]:
+    """Yield the bodies of every stored trajectory of a run, in flat memory."""
     streaming = connection.execution_options(stream_results=True, yield_per=100, **{BINARY: True})
-    yield from streaming.execute(_BODIES, {"run_id": run.run_id})
+    for row in streaming.execute(_BODIES, {"run_id": run.run_id}):
+        yield StoredBody(*row)
+
+
+def _numbers(connection: Connection, label: re.Match[str]) -> dict[str, Any]:
+    run = get_run(connection, label["run"])
+    return {"run_id": run.run_id, "group_no": int(label["group"])}
 
 
 def _by_id(connection: Connection, table: str, column: str, noun: str, name: str) -> UUID:
@@ -238,15 +244,15 @@ def _by_id(connection: Connection, table: str, column: str, noun: str, name: str
             f"{name!r} names no {noun}.",
             remedy="Give a label such as math7-g000013-r3, or at least 4 digits of an id.",
         )
-    query = f"SELECT {column} FROM {table} WHERE {column} BETWEEN :low AND :high LIMIT 2"
+    query = text(f"SELECT {column} FROM {table} WHERE {column} BETWEEN :low AND :high LIMIT 2")
     values = {"low": UUID(digits.ljust(32, "0")), "high": UUID(digits.ljust(32, "f"))}
     return _only(connection, query, values, noun, name)
 
 
 def _only(
-    connection: Connection, query: str, values: Mapping[str, Any], noun: str, name: str
+    connection: Connection, query: TextClause, values: dict[str, Any], noun: str, name: str
 ) -> UUID:
-    found = connection.execute(text(query), values).scalars().all()
+    found = connection.execute(query, values).scalars().all()
     if len(found) == 1:
         return found[0]
     if found:
@@ -276,7 +282,7 @@ def _attempt(row: Any) -> dict[str, Any]:
         "tokens": {"prompt": row.prompt_tokens, "completion": row.completion_tokens},
         "policy_version": {"min": row.version_min, "max": row.version_max},
         "timings": row.timings,
-        "trajectory": row if has_body else None,
+        "trajectory": StoredBody(row.body, row.body_uri, row.codec) if has_body else None,
     }
 
 

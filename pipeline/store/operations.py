@@ -1,4 +1,4 @@
-"""What operators do to a run: cancel, pause, continue, retry what failed.
+"""Operations on a run: cancel, pause, continue, retry its failed rollouts.
 
 Used by the command line and the trainer client. Guarded set-based updates with their events and
 group counters in one transaction; locks in the order rollouts, then groups, both by id.
@@ -21,7 +21,7 @@ from pipeline.store.groups import add_to_counters, close_groups
 from pipeline.store.rollout_filter import RolloutFilter
 from pipeline.store.runs import Run, lock_run, set_run_state
 
-#: Rollouts cancelled in one transaction: others wait for its locks.
+#: Rollouts cancelled in one transaction, whose locks other writers wait for.
 CANCEL_CHUNK = 20_000
 
 _LOCK_OPEN = text("""
@@ -46,8 +46,8 @@ SELECT run_id, 'rollout', rollout_id, nullif(attempt_no, 0), before, 'cancelled'
 FROM moved
 """)
 
-#: A group that a trainer has, or had, is never written to again; one that has all it needs, or
-#: that was cut, gains nothing by another try.
+#: A leased or consumed group is not changed any more. A group with all its usable rollouts, or one
+#: that was cut, does not need another try.
 _MAY_REOPEN = (
     "g.state IN ('open', 'ready', 'dropped') AND g.n_succeeded < g.n_target AND g.n_cut = 0"
 )
@@ -98,14 +98,14 @@ SELECT run_id, 'rollout', rollout_id, nullif(attempt_no, 0), :state, 'queued', '
 
 @dataclass(frozen=True, slots=True)
 class RetryCount:
-    """How many rollouts a retry means: those it may queue again, and those it may not."""
+    """How many rollouts a retry queues again, and how many it must leave."""
 
     allowed: int
     refused: int
 
 
 def begin_cancel(connection: Connection, run: Run, *, reason: str | None = None) -> None:
-    """Mark a run as cancelled, so that nothing more of it is dispatched."""
+    """Mark a run as cancelled, so that no more of its rollouts are dispatched."""
     current = lock_run(connection, run)
     if current.state is not RunState.CANCELLED:
         set_run_state(connection, current, RunState.CANCELLED, reason=reason)
@@ -114,8 +114,8 @@ def begin_cancel(connection: Connection, run: Run, *, reason: str | None = None)
 def cancel_rollouts(connection: Connection, run: Run, *, most: int = CANCEL_CHUNK) -> int:
     """Cancel up to `most` rollouts that are not terminal, and their attempts; return how many.
 
-    Called again and again, in transactions of their own, until it returns 0. Workers are told to
-    stop by the collector, which sees their next heartbeat.
+    The caller repeats it, each time in a transaction of its own, until it returns 0. The collector
+    tells the workers to stop when it gets their next heartbeat.
     """
     rows = connection.execute(_LOCK_OPEN, {"run_id": run.run_id, "most": most}).all()
     if not rows:
@@ -129,7 +129,7 @@ def cancel_rollouts(connection: Connection, run: Run, *, most: int = CANCEL_CHUN
 
 
 def pause_run(connection: Connection, run: Run, *, reason: str | None = None) -> bool:
-    """Stop handing out rollouts of a run; say whether it was active.
+    """Stop dispatching rollouts of a run; return whether it was active.
 
     Raises:
         NotAllowed: It is cancelled.
@@ -143,7 +143,7 @@ def pause_run(connection: Connection, run: Run, *, reason: str | None = None) ->
 
 
 def continue_run(connection: Connection, run: Run) -> bool:
-    """Hand out rollouts of a paused run again; say whether it was paused.
+    """Dispatch rollouts of a paused run again; return whether it was paused.
 
     Raises:
         NotAllowed: It is cancelled.
@@ -160,7 +160,7 @@ def continue_run(connection: Connection, run: Run) -> bool:
 def count_retryable(
     connection: Connection, run: Run, where: RolloutFilter, *, state: RolloutState
 ) -> RetryCount:
-    """Say what `retry_rollouts` would do."""
+    """Return the counts that `retry_rollouts` would return."""
     query = _COUNT_FAILED.format(may_reopen=_MAY_REOPEN, condition=where.sql)
     values = {"run_id": run.run_id, "state": str(state), **where.parameters}
     row = connection.execute(text(query), values).one()
@@ -172,8 +172,8 @@ def retry_rollouts(
 ) -> RetryCount:
     """Queue failed (or cancelled) rollouts again, with their whole budget of attempts.
 
-    Their groups are open again, unless a trainer has them or they have all they need: then the
-    rollout stays as it is. A cancelled run is active again.
+    Their groups open again. A rollout stays as it is if its group is leased or consumed, or has all
+    its usable rollouts. A cancelled run becomes active again.
     """
     query = text(_LOCK_FAILED.format(condition=where.sql))
     values = {"run_id": run.run_id, "state": str(state), **where.parameters}

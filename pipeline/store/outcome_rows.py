@@ -79,7 +79,7 @@ INSERT INTO events (run_id, entity, entity_id, attempt_no, from_state, to_state,
 SELECT run_id, 'rollout', rollout_id, no, before, state, reason FROM moved
 """)
 
-# A newer attempt is overtaken when an older one's success wins.
+# When the success of an older attempt wins, newer attempts of the rollout end as superseded.
 _OVERTAKEN = text("""
 UPDATE attempts a SET state = 'superseded', ended_at = now()
 FROM unnest(CAST(:ids AS uuid[]), CAST(:nos AS integer[])) AS o (id, no)
@@ -95,7 +95,7 @@ ON CONFLICT DO NOTHING
 """)
 
 _REWARDS = text("""
-WITH said AS (
+WITH given AS (
     SELECT * FROM unnest(
         CAST(:ids AS uuid[]), CAST(:nos AS integer[]), CAST(:names AS text[]),
         CAST(:versions AS text[]), CAST(:values AS double precision[]),
@@ -107,8 +107,8 @@ WITH said AS (
     INSERT INTO rewards (rollout_id, attempt_no, name, scorer_version, value, weight, status,
                          error_class, latency_ms)
     SELECT rollout_id, attempt_no, name, scorer_version, value, weight, status, error_class,
-           latency_ms FROM said
-    -- A scorer that failed may be asked again; what it said once stays.
+           latency_ms FROM given
+    -- A failed score may be replaced; a value that a scorer gave is kept.
     ON CONFLICT (rollout_id, attempt_no, name, scorer_version) DO UPDATE SET
         value = excluded.value, status = excluded.status, error_class = excluded.error_class,
         latency_ms = excluded.latency_ms
@@ -117,7 +117,7 @@ WITH said AS (
 )
 INSERT INTO score_tallies (run_id, name, scorer_version, n, value_sum)
 SELECT run_id, name, scorer_version, count(*), sum(w.value::numeric)
-FROM written w JOIN said USING (rollout_id, attempt_no, name, scorer_version)
+FROM written w JOIN given USING (rollout_id, attempt_no, name, scorer_version)
 WHERE w.value IS NOT NULL GROUP BY run_id, name, scorer_version
 """)
 
@@ -152,7 +152,7 @@ def write_outcomes(connection: Connection, outcomes: Sequence[AttemptOutcome]) -
 
 
 def write_rewards(connection: Connection, completions: Sequence[Completion]) -> None:
-    """Write what scorers said of attempts."""
+    """Write the scores of attempts."""
     parts = [(completion, part) for completion in completions for part in completion.reward_parts]
     if parts:
         connection.execute(_REWARDS, _reward_columns(parts))
@@ -170,23 +170,23 @@ def _keys(outcomes: Sequence[AttemptOutcome]) -> dict[str, list[Any]]:
 
 
 def _attempt_columns(outcomes: Sequence[AttemptOutcome]) -> dict[str, list[Any]]:
-    said = [outcome.completion for outcome in outcomes]
-    errors = [completion.error for completion in said]
+    completions = [outcome.completion for outcome in outcomes]
+    errors = [completion.error for completion in completions]
     return _keys(outcomes) | {
         "states": [str(outcome.transition.attempt_state) for outcome in outcomes],
-        "workers": [completion.worker_id or None for completion in said],
-        "elapsed": [completion.timings.get("elapsed_s", 0.0) for completion in said],
+        "workers": [completion.worker_id or None for completion in completions],
+        "elapsed": [completion.timings.get("elapsed_s", 0.0) for completion in completions],
         "classes": [str(error.error_class) if error else None for error in errors],
         "codes": [error.code if error else None for error in errors],
         "messages": [error.message if error else None for error in errors],
         "details": [error.detail if error else None for error in errors],
         "phases": [error.phase if error else "done" for error in errors],
-        "turns": [completion.n_turns for completion in said],
-        "prompt_tokens": [completion.prompt_tokens for completion in said],
-        "completion_tokens": [completion.completion_tokens for completion in said],
-        "version_mins": [completion.version_min for completion in said],
-        "version_maxs": [completion.version_max for completion in said],
-        "timings": [orjson.dumps(completion.timings).decode() for completion in said],
+        "turns": [completion.n_turns for completion in completions],
+        "prompt_tokens": [completion.prompt_tokens for completion in completions],
+        "completion_tokens": [completion.completion_tokens for completion in completions],
+        "version_mins": [completion.version_min for completion in completions],
+        "version_maxs": [completion.version_max for completion in completions],
+        "timings": [orjson.dumps(completion.timings).decode() for completion in completions],
     }
 
 
@@ -223,13 +223,13 @@ def _rollout_columns(moved: Sequence[AttemptOutcome]) -> dict[str, list[Any]]:
 
 
 def _trajectory_columns(outcomes: Sequence[AttemptOutcome]) -> dict[str, list[Any]]:
-    said = [outcome.completion for outcome in outcomes]
+    completions = [outcome.completion for outcome in outcomes]
     return _keys(outcomes) | {
-        "bodies": Bodies(completion.body or None for completion in said),
-        "uris": [completion.body_uri for completion in said],
-        "sizes": [completion.body_bytes or len(completion.body) for completion in said],
-        "codecs": [completion.codec for completion in said],
-        "steps": [completion.n_steps for completion in said],
+        "bodies": Bodies(completion.body or None for completion in completions),
+        "uris": [completion.body_uri for completion in completions],
+        "sizes": [completion.body_bytes or len(completion.body) for completion in completions],
+        "codecs": [completion.codec for completion in completions],
+        "steps": [completion.n_steps for completion in completions],
     }
 
 

@@ -1,8 +1,8 @@
-"""Outcomes into the store: what attempts ended with, their rollouts, their groups.
+"""Ingest of outcomes: completions of attempts are applied to their rollouts and groups.
 
 Used by the collector for completions and by the reconciler for silent attempts. One transaction
-takes a whole batch: trajectory, rewards, attempt, rollout, group counter and events together.
-Saying the same outcome again changes nothing.
+takes a whole batch: trajectory, rewards, attempt, rollout, group counters and events together.
+Recording the same outcome again changes nothing.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from pipeline.store.run_health import pause_failing_runs, pause_short_runs
 
 @dataclass(slots=True)
 class OutcomeReport:
-    """How many completions of a batch did what."""
+    """The effects of a batch of completions, counted."""
 
     accepted: int = 0
     retried: int = 0
@@ -44,16 +44,16 @@ class OutcomeReport:
     superseded: int = 0
     duplicate: int = 0
     surplus: int = 0
-    unknown: list[Completion] = field(default_factory=list)
+    unknown: list[Completion] = field(default_factory=list[Completion])
     groups_ready: int = 0
     groups_dropped: int = 0
     #: Labels of attempts that workers should stop: their groups have enough.
-    stopped: list[str] = field(default_factory=list)
-    #: What to log of runs that were paused.
-    paused: list[str] = field(default_factory=list)
+    stopped: list[str] = field(default_factory=list[str])
+    #: Sentences to log about runs that were paused.
+    paused: list[str] = field(default_factory=list[str])
 
 
-#: What becomes of a success that its group does not need: kept for audit, never trained.
+#: The transition of a success that its group does not need: kept for audit, never trained.
 _SURPLUS = Transition(AttemptState.SUPERSEDED, RolloutState.CANCELLED, reason="surplus")
 
 #: An attempt in one of these states has been recorded; a second message about it is a repeat.
@@ -71,26 +71,27 @@ SELECT rollout_id, group_id, run_id, state, attempt_no, attempts_used, lost_coun
 FROM rollouts WHERE rollout_id = ANY(:ids) ORDER BY rollout_id FOR UPDATE
 """)
 
-# A statement of its own: what is joined to a row that was waited for is as it was before the wait.
-_SAID = text("""
+# Keep this a separate statement: under READ COMMITTED, rows joined to a row whose lock we waited
+# for are read as they were before the wait.
+_ATTEMPT_STATES = text("""
 SELECT a.rollout_id, a.state
-FROM unnest(CAST(:ids AS uuid[]), CAST(:nos AS integer[])) AS said (id, no)
-JOIN attempts a ON a.rollout_id = said.id AND a.attempt_no = said.no
+FROM unnest(CAST(:ids AS uuid[]), CAST(:nos AS integer[])) AS given (id, no)
+JOIN attempts a ON a.rollout_id = given.id AND a.attempt_no = given.no
 """)
 
 _CONFIGS = text("SELECT run_id, config FROM runs WHERE run_id = ANY(:ids)")
 
 
 def record_outcomes(connection: Connection, completions: Sequence[Completion]) -> OutcomeReport:
-    """Record what attempts ended with; the caller commits, then acknowledges.
+    """Record the outcomes of attempts; the caller commits, then acknowledges.
 
     Returns:
-        Counts; `unknown` holds completions of attempts this store never dispatched.
+        Counts; `unknown` holds completions of attempts that this store did not dispatch.
     """
     report = OutcomeReport()
     rest = list(completions)
     while rest:
-        # Two words about one rollout must be weighed one after the other.
+        # Two completions of one rollout are decided one after the other.
         batch: dict[UUID, Completion] = {}
         later: list[Completion] = []
         for completion in rest:
@@ -119,7 +120,8 @@ def _record(connection: Connection, completions: list[Completion], report: Outco
     }
     found = {row.rollout_id: row for row in connection.execute(_LOCK, keys)}
     attempts = {
-        rollout_id: AttemptState(state) for rollout_id, state in connection.execute(_SAID, keys)
+        rollout_id: AttemptState(state)
+        for rollout_id, state in connection.execute(_ATTEMPT_STATES, keys)
     }
     policies = {run_id: RetryPolicy.of(config) for run_id, config in configs.items()}
     outcomes: list[AttemptOutcome] = []
@@ -131,7 +133,7 @@ def _record(connection: Connection, completions: list[Completion], report: Outco
         elif _is_recorded(state, completion):
             report.duplicate += 1
         else:
-            outcomes.append(_weigh(row, completion, policies[row.run_id]))
+            outcomes.append(_decide(row, completion, policies[row.run_id]))
     if not outcomes:
         return
     ending = [outcome for outcome in outcomes if outcome.ends_rollout]
@@ -173,7 +175,7 @@ def _settle(
     configs: Mapping[UUID, RunConfig],
     report: OutcomeReport,
 ) -> None:
-    """Bring groups and runs up to date with rollouts that ended."""
+    """Update the groups and runs of rollouts that ended."""
     deltas: dict[UUID, Counter[RolloutState]] = {}
     cut: Counter[UUID] = Counter()
     ended: dict[UUID, Counter[str]] = {}
@@ -199,7 +201,7 @@ def _settle(
     report.paused += pause_failing_runs(connection, ended, configs)
 
 
-def _weigh(row: Any, completion: Completion, policy: RetryPolicy) -> AttemptOutcome:
+def _decide(row: Any, completion: Completion, policy: RetryPolicy) -> AttemptOutcome:
     rollout = Rollout(
         rollout_id=row.rollout_id,
         group_id=row.group_id,

@@ -31,7 +31,8 @@ WHERE kind = 'collector' AND last_seen_at > now() - make_interval(secs => :alive
 _LIST = text("""
 SELECT process_id, kind, extract(epoch FROM now() - last_seen_at)::double precision AS silent_s,
        capacity, in_flight, loop_lag_ms, stopping,
-       coalesce(takes -> 'queues', '[]') AS queues, coalesce(takes -> 'base_urls', '[]') AS urls
+       coalesce(takes -> 'queues', '[]') AS queues,
+       coalesce(takes -> 'base_urls', '[]') AS base_urls
 FROM processes WHERE NOT :alive_only OR last_seen_at > now() - make_interval(secs => :alive_s)
 ORDER BY last_seen_at DESC, process_id
 """)
@@ -78,4 +79,4 @@ def read_watermark(connection: Connection, *, alive_s: float = ALIVE_S) -> datet
 def list_processes(connection: Connection, *, alive_only: bool = True) -> list[Process]:
     """Return the processes that reported, most recent first."""
     rows = connection.execute(_LIST, {"alive_only": alive_only, "alive_s": ALIVE_S})
-    return [Process(*figures, tuple(queues), tuple(urls)) for *figures, queues, urls in rows]
+    return [Process._make((*row[:7], tuple(row.queues), tuple(row.base_urls))) for row in rows]

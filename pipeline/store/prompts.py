@@ -1,4 +1,4 @@
-"""Prompts into the store: with their groups and rollouts, in chunks, each row once.
+"""Prompts are added to the store in chunks, each row once, with their groups and rollouts.
 
 Used by `producers/enqueue.py`. One chunk is one transaction: COPY into a staging table, then one
 statement that adds what is new. Must not: read datasets.
@@ -22,7 +22,7 @@ from pipeline.store.runs import Run
 
 @dataclass(frozen=True, slots=True)
 class PromptSource:
-    """Where prompts come from; part of their identity."""
+    """The dataset that prompts come from; part of their identity."""
 
     dataset: str
     split: str = "train"
@@ -35,8 +35,8 @@ CREATE TEMPORARY TABLE IF NOT EXISTS staged_prompts (
 ) ON COMMIT DELETE ROWS
 """)
 
-# By what a row is, not by its id: earlier versions made ids otherwise. OFFSET 0 keeps it a look-up
-# for each row, also before the planner knows anything about the tables.
+# Compared by dataset row and not by id, because earlier versions made ids in another way. OFFSET 0
+# keeps this an index look-up for each row, also while the tables have no statistics.
 _CHANGED = text("""
 SELECT s.row_no FROM staged_prompts s CROSS JOIN LATERAL (
     SELECT p.payload_digest FROM prompts p
@@ -93,11 +93,11 @@ def add_prompts(
         connection: An open transaction; the caller commits.
         run: The run they belong to.
         source: The dataset they come from.
-        rows: `(row_no, payload)` pairs; a row that is there already is left alone.
+        rows: `(row_no, payload)` pairs; a row that the store has already is skipped.
 
     Raises:
         InputError: A row number occurs twice among the rows.
-        NotAllowed: A row is there already with another payload; nothing of the chunk is added.
+        NotAllowed: The store has a row with another payload; nothing of the chunk is added.
     """
     if not rows:
         return 0
@@ -136,7 +136,7 @@ def add_prompts(
 
 
 def seal_run(connection: Connection, run: Run) -> None:
-    """Say that for now no more prompts come: the run is finished when its rollouts are."""
+    """Record that no more prompts are announced: the run is finished when its rollouts are."""
     connection.execute(_SEAL, {"run_id": run.run_id})
 
 

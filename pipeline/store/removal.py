@@ -1,7 +1,7 @@
-"""A run's removal: every row of it, in batches, and its name is free again.
+"""The removal of a run: all its rows are deleted in batches, and its name is free again.
 
-Used by `rollout rm`. What is deleted first is what names other rows, so that an interrupted removal
-goes on when it is asked for again. Must not: delete bodies, which lie in the payload store.
+Used by `rollout rm`. Referring rows are deleted before the rows they refer to, so that an
+interrupted removal can be repeated. Must not: delete bodies, which lie in the payload store.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SELECT (SELECT count(*) FROM rollouts
         ORDER BY lease_until DESC LIMIT 1) AS lease
 """)
 
-# Locks in the order rollouts, then groups, both by id: the order of everybody else.
+# Locks in the order of all writers: rollouts, then groups, both by id.
 _LOCK = text("""
 WITH picked AS MATERIALIZED (
     SELECT group_id FROM groups WHERE run_id = :run_id ORDER BY group_no LIMIT :most
@@ -69,8 +69,8 @@ SELECT (SELECT count(*) FROM d_prompts) AS prompts, (SELECT count(*) FROM d_grou
        (SELECT count(*) FROM d_rewards) AS rewards, (SELECT count(*) FROM d_events) AS events
 """)
 
-# `policy_versions` and the members of train batches go with what they belong to (ADR 0013). Tallies
-# are no records: their triggers added rows until now, so they are deleted last and not counted.
+# Foreign keys delete `policy_versions` and the members of train batches (ADR 0013). Counters are
+# deleted last, because the deletions before add rows to them; they are not reported.
 _DELETE_RUN = text("""
 WITH d_letters AS (
     DELETE FROM dead_letters WHERE run_id = :run_id RETURNING 1
@@ -110,7 +110,7 @@ WHERE r.run_id = :run_id AND r.state = 'cancelled' AND a.state = 'cancelled'
 
 
 def require_removable(connection: Connection, run: Run) -> None:
-    """Check that nobody works on a run.
+    """Check that no process works on a run.
 
     Raises:
         NotAllowed: It is active, has rollouts in flight, or a trainer holds a lease on its groups.
@@ -140,7 +140,7 @@ def require_removable(connection: Connection, run: Run) -> None:
 
 
 def begin_removal(connection: Connection, run: Run) -> None:
-    """Check a run once more, and take it out of everybody's work: from now on it is cancelled.
+    """Check a run once more and cancel it, so that no process works on it from now on.
 
     Raises:
         NotAllowed: As `require_removable`.
@@ -156,7 +156,7 @@ def remove_groups(
 ) -> dict[str, int]:
     """Delete up to `most` groups with all their rows; return how many rows of each table.
 
-    Called again and again, in transactions of their own, until `groups` is 0.
+    The caller repeats it, each time in a transaction of its own, until `groups` is 0.
     """
     values = {"run_id": run.run_id, "most": most}
     connection.execute(_LOCK, values)
@@ -164,7 +164,7 @@ def remove_groups(
 
 
 def remove_rest(connection: Connection, run: Run) -> dict[str, int]:
-    """Delete what is left of a run without groups, and note the removal under its name."""
+    """Delete the remaining rows of a run without groups, and record the removal of its name."""
     values = {"run_id": run.run_id, "name_id": run_id_of(run.slug), "state": str(run.state)}
     deleted = _counts(connection.execute(_DELETE_RUN, values).one())
     notify(connection, READY_CHANNEL)
@@ -172,7 +172,7 @@ def remove_rest(connection: Connection, run: Run) -> dict[str, int]:
 
 
 def seconds_since_cancel(connection: Connection, run: Run) -> float | None:
-    """Return how long ago the newest attempt in a worker was cancelled; None: there is none."""
+    """Return the seconds since an attempt in a worker was cancelled last; None: there is none."""
     found = connection.execute(_SINCE_CANCEL, {"run_id": run.run_id}).scalar_one()
     return None if found is None else float(found)
 

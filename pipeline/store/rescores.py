@@ -1,8 +1,8 @@
-"""Stored trajectories scored again: which may be, and what a scorer's new word changes.
+"""Stored trajectories that are scored again, and the effect of their new scores.
 
-Read by `rollout rescore`, written by the collector. A rollout that failed only in scoring becomes a
-good one, unless a trainer has its group; any other keeps its reward, and the new value is kept
-beside it. Saying the same again changes nothing.
+Read by `rollout rescore`, written by the collector. A rollout that failed only in scoring becomes
+`succeeded`, unless its group is leased or consumed. Any other rollout keeps its reward, and the new
+value is stored beside it. Recording the same score again changes nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NAME_CHARS = 100
 
 @dataclass(frozen=True, slots=True)
 class Verdicts:
-    """What was committed of some rollouts; heard by who waits on `RESCORED_CHANNEL`."""
+    """Committed scores of some rollouts, as the payload of a notification (`RESCORED_CHANNEL`)."""
 
     reward: str  #: the name's first `NAME_CHARS` characters
     scored: list[UUID]
@@ -41,15 +41,15 @@ class Verdicts:
 
     @classmethod
     def read(cls, payload: str) -> Verdicts:
-        """Return what a notification says."""
-        said = orjson.loads(payload)
-        ids = {name: [UUID(each) for each in said[name]] for name in ("scored", "failed")}
-        return cls(reward=said["reward"], reason=said["reason"], **ids)
+        """Return the content of a notification."""
+        fields = orjson.loads(payload)
+        ids = {name: [UUID(each) for each in fields[name]] for name in ("scored", "failed")}
+        return cls(reward=fields["reward"], reason=fields["reason"], **ids)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTrajectory:
-    """What a scorer needs of a rollout that ended; `body` or `body_uri` is set."""
+    """A rollout that ended, with the data that a scorer needs; `body` or `body_uri` is set."""
 
     rollout_id: UUID
     group_id: UUID
@@ -94,14 +94,14 @@ def read_rescorable(
 ) -> list[StoredTrajectory]:
     """Return trajectories in order of their rollouts' ids.
 
-    Those are the winners of succeeded rollouts, and what rollouts left that failed in scoring: of
-    others there is no whole trajectory.
+    These are the winning attempts of succeeded rollouts, and the last attempts of rollouts that
+    failed in scoring; other rollouts have no complete trajectory.
 
     Args:
         connection: An open transaction.
-        run: Whose.
+        run: The run.
         error_class: Only rollouts that failed with this class.
-        after: Go on behind this rollout.
+        after: Continue after this rollout.
         most: At most so many.
     """
     query = (
@@ -145,16 +145,16 @@ def find_scored(connection: Connection, rollouts: Collection[UUID], reward: str)
 _LOCK = text("""
 SELECT r.rollout_id, r.group_id, r.run_id,
        r.state = 'failed' AND a.state = 'failed' AND a.phase = 'scoring'
-           AND r.attempt_no = said.no AND runs.config ->> 'reward' = said.reward AS is_waiting
+           AND r.attempt_no = given.no AND runs.config ->> 'reward' = given.reward AS is_waiting
 FROM unnest(CAST(:ids AS uuid[]), CAST(:nos AS integer[]), CAST(:rewards AS text[]))
-    AS said (id, no, reward)
-JOIN rollouts r ON r.rollout_id = said.id JOIN runs ON runs.run_id = r.run_id
-JOIN attempts a ON a.rollout_id = said.id AND a.attempt_no = said.no
+    AS given (id, no, reward)
+JOIN rollouts r ON r.rollout_id = given.id JOIN runs ON runs.run_id = r.run_id
+JOIN attempts a ON a.rollout_id = given.id AND a.attempt_no = given.no
 ORDER BY r.rollout_id FOR UPDATE OF r
 """)
 
-# A group that a trainer has, or had, is never written to again; one that was dropped for another
-# reason than failures stays dropped.
+# A leased or consumed group is not changed any more. A group that was dropped for another reason
+# than failures stays dropped.
 _REOPEN = text("""
 WITH reopened AS (
     UPDATE groups g SET state = 'open', ready_at = NULL, drop_reason = NULL, reward_mean = NULL,
@@ -171,14 +171,14 @@ SELECT group_id FROM reopened
 """)
 
 _ADOPT = text("""
-WITH said AS (
+WITH given AS (
     SELECT * FROM unnest(CAST(:ids AS uuid[]), CAST(:nos AS integer[]),
                          CAST(:values AS double precision[]), CAST(:stops AS text[]))
         AS s (id, no, reward, stop_reason)
 ), moved AS (
-    UPDATE rollouts r SET state = 'succeeded', winner_attempt_no = said.no, reward = said.reward,
-        stop_reason = said.stop_reason, error_class = NULL, error_code = NULL
-    FROM said WHERE r.rollout_id = said.id AND r.state = 'failed'
+    UPDATE rollouts r SET state = 'succeeded', winner_attempt_no = given.no, reward = given.reward,
+        stop_reason = given.stop_reason, error_class = NULL, error_code = NULL
+    FROM given WHERE r.rollout_id = given.id AND r.state = 'failed'
     RETURNING r.run_id, r.rollout_id, r.attempt_no
 ), ended AS (
     UPDATE attempts a SET state = 'succeeded', phase = 'done', error_class = NULL,
@@ -191,26 +191,26 @@ SELECT run_id, 'rollout', rollout_id, attempt_no, 'failed', 'succeeded', 'rescor
 
 
 def record_rescores(connection: Connection, completions: Sequence[Completion]) -> list[Completion]:
-    """Record what scorers said of stored trajectories; the caller commits, then acknowledges.
+    """Record new scores of stored trajectories; the caller commits, then acknowledges.
 
     Returns:
-        Those of attempts that this store does not know.
+        Completions of attempts that this store does not know.
     """
-    # Two words about one rollout: the last one is the newer one.
+    # Of two completions of one rollout, the last one is newer.
     latest = {completion.rollout_id: completion for completion in completions}
     if not latest:
         return []
-    said = list(latest.values())
+    newest = list(latest.values())
     rows = connection.execute(
         _LOCK,
         {
-            "ids": [completion.rollout_id for completion in said],
-            "nos": [completion.attempt_no for completion in said],
-            "rewards": [_reward_name(completion) for completion in said],
+            "ids": [completion.rollout_id for completion in newest],
+            "nos": [completion.attempt_no for completion in newest],
+            "rewards": [_reward_name(completion) for completion in newest],
         },
     ).all()
     found = {row.rollout_id: row for row in rows}
-    known = [completion for completion in said if completion.rollout_id in found]
+    known = [completion for completion in newest if completion.rollout_id in found]
     write_rewards(connection, known)
     adoptable = [
         completion
@@ -222,13 +222,13 @@ def record_rescores(connection: Connection, completions: Sequence[Completion]) -
     for first in range(0, len(known), _VERDICTS_AT_ONCE):
         for verdicts in _verdicts(known[first : first + _VERDICTS_AT_ONCE]):
             notify(connection, RESCORED_CHANNEL, orjson.dumps(asdict(verdicts)).decode())
-    return [completion for completion in said if completion.rollout_id not in found]
+    return [completion for completion in newest if completion.rollout_id not in found]
 
 
 def _adopt(
     connection: Connection, completions: Sequence[Completion], found: dict[UUID, Any]
 ) -> None:
-    """Make good rollouts of those that only lacked a reward, as far as their groups take them."""
+    """Make rollouts `succeeded` that only lacked a reward, as far as their groups have room."""
     groups = lock_groups(connection, [found[c.rollout_id].group_id for c in completions])
     closed = [group_id for group_id, group in groups.items() if not group.is_open]
     writable = {group_id for group_id, group in groups.items() if group.is_open}
@@ -262,8 +262,8 @@ def _verdicts(completions: Sequence[Completion]) -> Iterator[Verdicts]:
     by_reward: dict[str, list[Completion]] = {}
     for completion in completions:
         by_reward.setdefault(_reward_name(completion) or "", []).append(completion)
-    for reward, said in by_reward.items():
-        failed = [completion for completion in said if completion.error]
+    for reward, scored in by_reward.items():
+        failed = [completion for completion in scored if completion.error]
         reasons = [
             f"{error.error_class} ({error.code}): {error.message}"
             for error in (completion.error for completion in failed)
@@ -271,7 +271,7 @@ def _verdicts(completions: Sequence[Completion]) -> Iterator[Verdicts]:
         ]
         yield Verdicts(
             reward=reward[:NAME_CHARS],
-            scored=[c.rollout_id for c in said if not c.error],
+            scored=[c.rollout_id for c in scored if not c.error],
             failed=[c.rollout_id for c in failed],
             reason=reasons[0][:_REASON_CHARS] if reasons else None,
         )

@@ -20,14 +20,14 @@ from pipeline.store.runs import Run
 
 _REPEATS = text("SELECT EXISTS (SELECT FROM prompts WHERE run_id = :run_id AND epoch > 0)")
 
-#: Kept by triggers: the sums over groups. In a run of one epoch each group is another prompt.
+#: The sums over groups, from a run counter. In a run of one epoch each group is another prompt.
 GROUP_SUMS = """
 SELECT sum(n_groups) AS prompts, sum(sum_squares) AS ss, sum(sum_products) AS sn,
     sum(count_squares) AS nn
 FROM reward_tallies WHERE run_id = :run_id
 """
 
-# Costs as many row reads as the run has rollouts.
+# Reads a row for each rollout of the run.
 _PROMPT_SUMS = """
 SELECT count(*) AS prompts, sum(s * s) AS ss, sum(s * n) AS sn, sum(n * n) AS nn
 FROM (SELECT count(reward) AS n, sum(reward::numeric) AS s
@@ -36,7 +36,7 @@ FROM (SELECT count(reward) AS n, sum(reward::numeric) AS s
       GROUP BY p.dataset, p.split, p.row_no) AS by_prompt
 """
 
-#: The standard error out of these sums and N = `reward_n`, N * m = `reward_sum`: the square of each
+#: The standard error from these sums and N = `reward_n`, N * m = `reward_sum`: the square of each
 #: residual sum is s * s - 2 * m * s * n + m * m * n * n. Numeric sums are exact, so equal rewards
 #: give 0.
 STDERR = """

@@ -1,8 +1,8 @@
-"""Conditions on rollouts as people write them, turned into SQL with bound values.
+"""Conditions on rollouts, written like Python, translated into SQL with bound values.
 
 `error_class == 'agent_bug' and attempts >= 2 and 'timeout' in message` is parsed as Python and
-translated node by node; what is not in the tables below is refused. Used by `rollout retry` and
-`rollout samples`. Must not: evaluate anything.
+translated node by node; anything that is not in the tables below is refused. Used by
+`rollout retry` and `rollout samples`. Must not: evaluate anything.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Term(NamedTuple):
     kind: Literal["text", "number", "null"]
 
 
-#: What may be named, and what it is in a query over rollouts `r` with one attempt `a` of each.
+#: Fields by name, and their SQL in a query over rollouts `r` with one attempt `a` of each.
 FIELDS: Mapping[str, _Term] = MappingProxyType(
     {
         "status": _Term("r.state", "text"),
@@ -73,7 +73,7 @@ class RolloutFilter:
     """A condition in SQL and its values; the default is true for every rollout."""
 
     sql: str = "true"
-    parameters: dict[str, Any] = field(default_factory=dict)
+    parameters: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def and_also(self, other: RolloutFilter) -> RolloutFilter:
         """Return the condition that both hold."""
@@ -93,7 +93,7 @@ def parse_filter(condition: str) -> RolloutFilter:
     """Translate a condition.
 
     Raises:
-        InputError: It is no condition of the restricted form; says what was not understood.
+        InputError: The condition does not have this form; the error names the part.
     """
     try:
         tree = ast.parse(condition.strip(), mode="eval")
@@ -120,7 +120,8 @@ class _Translation:
                 return f"(NOT coalesce({self.condition(operand)}, false))"
             case ast.Compare():
                 return self._comparison(node)
-        _refuse(node)
+            case _:
+                _refuse(node)
 
     def _comparison(self, node: ast.Compare) -> str:
         parts: list[str] = []
@@ -171,7 +172,8 @@ class _Translation:
                 _refuse(node)
             case ast.Constant(value=str() | int() | float() as value):
                 return self._bind(node, value)
-        _refuse(node)
+            case _:
+                _refuse(node)
 
     def _bind(self, node: ast.expr, value: str | float) -> _Term:
         name = f"where_{len(self.parameters)}"

@@ -1,4 +1,4 @@
-"""Runs that go wrong are paused, with the reason: too many errors, or a group that fell short.
+"""Runs with too many errors, or with a group that cannot be completed, are paused.
 
 Used by `outcomes.py` inside the ingest transaction, after rollouts and groups; `status.py` asks
 whether a pause was for failures. Counts from when the run was last started, so that
@@ -17,13 +17,13 @@ from pipeline.contract.run import RunConfig
 from pipeline.store.group_policy import ShortGroup
 from pipeline.store.working_time import advance_clock
 
-#: Ended rollouts below which an error rate says nothing.
+#: An error rate is only judged from this number of ended rollouts on.
 MIN_JUDGED = 20
 #: Share of a run that must have failed without one success, where the run names no error rate.
 FIRST_SHARE = 0.05
 
-# A paused run keeps the counts it was paused for. Without a bound, counting ends with the first
-# success: a healthy run's row is not written again with every batch.
+# A paused run keeps the counts that it was paused for. In a run without `max_error_rate`, counting
+# ends with the first success, so that the row of a healthy run is not updated with every batch.
 _JUDGE = text("""
 UPDATE runs SET judged_finished = judged_finished + :finished,
     judged_failed = judged_failed + :failed
@@ -71,7 +71,7 @@ def pause_failing_runs(
     ended: Mapping[UUID, Counter[str]],
     configs: Mapping[UUID, RunConfig],
 ) -> list[str]:
-    """Count what ended and pause the runs that fail too often.
+    """Count ended rollouts and pause the runs that fail too often.
 
     Args:
         connection: An open transaction.
@@ -79,7 +79,7 @@ def pause_failing_runs(
         configs: By run.
 
     Returns:
-        What to log: one sentence for each run that was paused.
+        One sentence to log for each run that was paused.
     """
     sentences: list[str] = []
     for run_id in sorted(ended):
@@ -101,7 +101,7 @@ def pause_failing_runs(
 def pause_short_runs(
     connection: Connection, short: Sequence[ShortGroup], configs: Mapping[UUID, RunConfig]
 ) -> list[str]:
-    """Pause runs that go on with full groups only; return what to log."""
+    """Pause runs whose policy is `fail_run`; return sentences to log."""
     sentences: list[str] = []
     for group in sorted(short, key=lambda group: (group.run_id, group.group_no)):
         if configs[group.run_id].group_policy != "fail_run":

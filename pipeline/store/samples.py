@@ -1,21 +1,45 @@
 """A few rollouts or groups of a run for reading, in the order of the groups.
 
-Used by `rollout samples` and `rollout show run`. Reads only; whatever the size of the run, no more
-rows are read than it takes to find as many as are wanted.
+Used by `rollout samples` and `rollout show run`. Reads only. The number of rows read depends on the
+limit and the condition, not on the size of the run.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
+from uuid import UUID
 
-from sqlalchemy import Connection, Row, text
+from sqlalchemy import Connection, text
 
 from pipeline.store.engine import BINARY
 from pipeline.store.rollout_filter import RolloutFilter
 from pipeline.store.runs import Run
 
-# The attempt that won; of a rollout that failed, the last. Both joins follow an index in the order
-# that is asked for, so the search ends with the last row that is wanted.
+
+class Sample(NamedTuple):
+    """A rollout with the attempt that won, or its last one, and the stored body of that attempt."""
+
+    rollout_id: UUID
+    group_no: int
+    rollout_index: int
+    state: str
+    reward: float | None
+    stop_reason: str | None
+    error_class: str | None
+    error_code: str | None
+    attempt_no: int | None
+    error_message: str | None
+    n_turns: int | None
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    payload: dict[str, Any]
+    body: bytes | None
+    body_uri: str | None
+    codec: str | None
+
+
+# Both joins follow an index in the order of the result, so the search ends with the last row of the
+# limit.
 _SAMPLES = """
 SELECT r.rollout_id, g.group_no, r.rollout_index, r.state, r.reward, r.stop_reason, r.error_class,
     r.error_code, a.attempt_no, a.error_message, a.n_turns, a.prompt_tokens, a.completion_tokens,
@@ -31,8 +55,9 @@ ORDER BY g.group_no, r.rollout_index LIMIT :limit
 """
 
 _GROUPS = text("""
-SELECT g.group_no, g.state, g.drop_reason, g.n_rollouts, g.n_succeeded, g.n_failed, g.n_cancelled,
-       g.reward_mean, g.reward_std, p.payload
+SELECT CAST(:slug AS text) || '-g' || lpad(g.group_no::text, 6, '0') AS label, g.state,
+       g.drop_reason, g.n_rollouts AS rollouts, g.n_succeeded AS succeeded, g.n_failed AS failed,
+       g.n_cancelled AS cancelled, g.reward_mean, g.reward_std, p.payload AS prompt
 FROM groups g JOIN prompts p USING (prompt_id)
 WHERE g.run_id = :run_id ORDER BY g.group_no LIMIT :limit
 """)
@@ -40,28 +65,14 @@ WHERE g.run_id = :run_id ORDER BY g.group_no LIMIT :limit
 
 def read_samples(
     connection: Connection, run: Run, where: RolloutFilter, *, limit: int
-) -> list[Row[Any]]:
-    """Return up to `limit` rollouts, each with its prompt's payload and where its body is."""
+) -> list[Sample]:
+    """Return up to `limit` rollouts that fulfil a condition."""
     query = text(_SAMPLES.format(condition=where.sql)).execution_options(**{BINARY: True})
     values = {"run_id": run.run_id, "limit": limit, **where.parameters}
-    return list(connection.execute(query, values))
+    return [Sample(*row) for row in connection.execute(query, values)]
 
 
 def list_groups(connection: Connection, run: Run, *, limit: int) -> list[dict[str, Any]]:
     """Return the first groups of a run as plain data."""
-    rows = connection.execute(_GROUPS, {"run_id": run.run_id, "limit": limit})
-    return [
-        {
-            "label": f"{run.slug}-g{row.group_no:06d}",
-            "state": row.state,
-            "drop_reason": row.drop_reason,
-            "rollouts": row.n_rollouts,
-            "succeeded": row.n_succeeded,
-            "failed": row.n_failed,
-            "cancelled": row.n_cancelled,
-            "reward_mean": row.reward_mean,
-            "reward_std": row.reward_std,
-            "prompt": row.payload,
-        }
-        for row in rows
-    ]
+    values = {"run_id": run.run_id, "slug": run.slug, "limit": limit}
+    return [dict(row) for row in connection.execute(_GROUPS, values).mappings()]

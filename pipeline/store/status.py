@@ -1,7 +1,7 @@
-"""How far a run is: counts by state, reward, errors, tokens, and what it waits for.
+"""The status of a run: counts by state, reward, errors, tokens, and reasons for waiting.
 
-Used by the command line and the trainer client. The figures of one answer come out of one
-statement, so they belong together. Reads only.
+Used by the command line and the trainer client. The figures of one status are read by one
+statement, so they are consistent. Reads only.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pipeline.store.runs import Run, get_run
 from pipeline.store.wait_reasons import WaitFacts, explain_wait
 from pipeline.store.working_time import elapsed_s
 
-# Tallies, and rows that a partial index finds: it takes no longer in a run of a million rollouts.
+# Reads run counters and rows of partial indexes, so its time does not grow with the run.
 _STATUS = """
 WITH r AS (
     SELECT coalesce(sum(n), 0) AS total,
@@ -84,7 +84,7 @@ SELECT r.*, a.*, g.*, e.*, s.*, w.*, o.*, p.*, coalesce(prompts, 0) AS reward_pr
 FROM runs, r, c, a, g, e, s, w, o, p WHERE runs.run_id = :run_id
 """
 
-# Cheap enough for a loop: both looks are answered by partial indexes.
+# Cheap enough for a loop: both subqueries use partial indexes.
 _STATE = text("""
 SELECT state, sealed_at IS NOT NULL
     AND NOT EXISTS (SELECT FROM rollouts WHERE run_id = :run_id AND state = 'queued')
@@ -96,7 +96,7 @@ FROM runs WHERE run_id = :run_id
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What one reward, or a part of it, gave to all trajectories of a run that it scored."""
+    """The mean of one reward, or of a part of it, over the trajectories of a run it scored."""
 
     name: str
     version: str
@@ -132,7 +132,7 @@ class RunStatus:
     oldest_running_s: float | None
     live_workers: int
     waits: tuple[str, ...]
-    warnings: tuple[str, ...]  #: what is wrong, though nothing waits for it
+    warnings: tuple[str, ...]  #: problems that the run does not wait for
     sums: Accounting
 
     @property
@@ -269,7 +269,7 @@ def run_stats(connection: Connection, run: Run | str) -> PipelineStats:
         run: The run, or its slug.
     """
     found = run if isinstance(run, Run) else get_run(connection, run)
-    # Trainers ask often, and are told no standard error: the sums that cost nothing will do.
+    # Without the standard error, which trainers do not get, the sums over groups are enough.
     status = _run_status(connection, found, GROUP_SUMS)
     return PipelineStats(
         run=status.run,

@@ -1,6 +1,6 @@
-"""The tracebacks that the attempts of a run ended with, equal ones together.
+"""The tracebacks that the attempts of a run ended with, grouped by equal call paths.
 
-Used by `rollout errors --trace`. Reads only; they were redacted by the worker that sent them.
+Used by `rollout errors --trace`. Reads only. The worker has redacted the tracebacks it sent.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from sqlalchemy import Connection, text
 from pipeline.contract.rollout import label_of
 from pipeline.store.runs import Run
 
-# Equal are two that went the same way to the same exception: what the exception says may hold a
-# value of the row, so it is left out, on whatever line of a chain it stands.
+# Two tracebacks are equal if they differ only in the messages of their exceptions: a message may
+# contain a value of the dataset row. `gn` replaces the message in every line of a chain.
 _TRACEBACKS = text(r"""
 WITH traced AS (
     SELECT rollout_id, attempt_no, ended_at, error_class, coalesce(error_code, '') AS code,
-        md5(regexp_replace(error_detail, '^([A-Za-z0-9_.]+): .*$', '\1', 'gn')) AS way
+        md5(regexp_replace(error_detail, '^([A-Za-z0-9_.]+): .*$', '\1', 'gn')) AS path
     FROM attempts WHERE run_id = :run_id AND error_class IS NOT NULL AND error_detail <> ''
 ), numbered AS (
     SELECT *, count(*) OVER same AS attempts,
         row_number() OVER (same ORDER BY ended_at DESC, rollout_id) AS number
-    FROM traced WINDOW same AS (PARTITION BY error_class, code, way)
+    FROM traced WINDOW same AS (PARTITION BY error_class, code, path)
 ), newest AS (
     SELECT * FROM numbered WHERE number = 1
     ORDER BY attempts DESC, error_class, code, rollout_id LIMIT :limit

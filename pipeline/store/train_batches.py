@@ -1,13 +1,13 @@
 """Train batches in the store: complete groups leased to a trainer, committed, given back.
 
-Used by the trainer client. A batch is known by (run, consumer, trainer step): leasing it again
-gives the same groups in the same order. Each function is one short transaction of the caller's.
+Used by the trainer client. The key of a batch is (run, consumer, trainer step): leasing the same
+key again gives the same groups in the same order. Each function runs in a short transaction of its
+caller.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import Connection, text
@@ -21,12 +21,38 @@ from pipeline.store.runs import Run
 E_TAKEN_OVER = "E133"
 
 
-@dataclass(frozen=True, slots=True)
-class LeasedBatch:
-    """A batch that is the consumer's; `replayed` when it was leased before."""
+class LeasedBatch(NamedTuple):
+    """A batch leased to the consumer; `replayed` if it was leased before this call."""
 
     batch_id: UUID
     replayed: bool
+
+
+class BatchGroup(NamedTuple):
+    """A group of a batch, with its prompt's payload."""
+
+    group_id: UUID
+    group_no: int
+    n_target: int
+    reward_mean: float | None
+    reward_std: float | None
+    payload: dict[str, Any]
+
+
+class BatchRollout(NamedTuple):
+    """A succeeded rollout of a batch, with the stored body of the attempt that won."""
+
+    group_id: UUID
+    rollout_id: UUID
+    rollout_index: int
+    reward: float | None
+    stop_reason: str | None
+    attempt_no: int
+    version_min: int | None
+    version_max: int | None
+    body: bytes | None
+    body_uri: str | None
+    codec: str | None
 
 
 _FIND = text("""
@@ -57,7 +83,7 @@ SELECT sealed_at IS NOT NULL
 FROM runs WHERE run_id = :run_id
 """)
 
-# One statement for the usual case: every further one is a journey, and a pull waits for each.
+# One statement for the usual case, because a pull waits one round trip for each statement.
 _LEASE = text("""
 WITH known AS (
     SELECT state FROM train_batches
@@ -117,9 +143,9 @@ def lease_batch(
     policy_version: int | None,
     lease_s: float,
 ) -> LeasedBatch | None:
-    """Lease complete groups to a consumer's step, or return what that step has already.
+    """Lease complete groups to a consumer's step, or return the batch that this step has already.
 
-    The last batch of a finished run may be smaller than asked.
+    The last batch of a finished run may hold fewer groups than the spec.
 
     Returns:
         None while there are too few ready groups; nothing is changed then.
@@ -140,7 +166,7 @@ def lease_batch(
     }
     found = connection.execute(_LEASE, values | {"least": spec.groups}).one()
     if found.before in (None, "abandoned") and not found.is_enough:
-        # Only now: what another consumer left lying is worth a look when there is too little.
+        # Expired leases of other consumers are only looked for when too few groups are ready.
         connection.execute(_TAKE_OVER, values)
         least = 1 if connection.execute(_IS_FINISHED, values).scalar_one() else spec.groups
         found = connection.execute(_LEASE, values | {"least": least}).one()
@@ -148,7 +174,7 @@ def lease_batch(
         return LeasedBatch(values["batch_id"], replayed=False)
     if found.before in (None, "abandoned") and not found.is_enough:
         return None
-    # Also where two processes of one consumer pull the same step: it is what the other one leased.
+    # Two processes of one consumer may pull the same step: both get the batch that one leased.
     state = connection.execute(_FIND, values).scalar_one()
     return _replay(connection, values, state, run)
 
@@ -239,7 +265,7 @@ SELECT count(*) FROM freed
 def abandon_batch(
     connection: Connection, run: Run, *, consumer: str, step: int, reason: str
 ) -> int:
-    """Give a step's groups back; return how many. A step that is not leased has none."""
+    """Give back the groups of a step; return how many. A step that is not leased has none."""
     return connection.execute(
         _ABANDON,
         {"run_id": run.run_id, "consumer": consumer, "step": step, "reason": reason},
@@ -257,7 +283,7 @@ DELETE FROM train_batch_groups m USING forgotten WHERE m.batch_id = forgotten.ba
 
 
 def forget_lost_batches(connection: Connection, run: Run, *, consumer: str, after: int) -> None:
-    """Free the later steps whose groups another consumer took: each may lease others instead."""
+    """Free later steps whose groups another consumer took, so that they can lease other groups."""
     connection.execute(_FORGET, {"run_id": run.run_id, "consumer": consumer, "step": after})
 
 
@@ -290,9 +316,11 @@ ORDER BY m.position, r.rollout_index
 """).execution_options(**{BINARY: True})
 
 
-def read_batch(connection: Connection, batch_id: UUID) -> tuple[list[Any], list[Any]]:
-    """Return the rows of a batch's groups, in its order, and of their succeeded rollouts."""
-    # By the batch and not by a list of ids: such a plan is as good for any batch, and is kept.
+def read_batch(
+    connection: Connection, batch_id: UUID
+) -> tuple[list[BatchGroup], list[BatchRollout]]:
+    """Return the groups of a batch, in its order, and their succeeded rollouts."""
+    # Selected by the batch and not by a list of ids, so that Postgres can keep a generic plan.
     values = {"batch_id": batch_id}
-    groups = connection.execute(_GROUPS, values)
-    return list(groups), list(connection.execute(_ROLLOUTS, values))
+    groups = [BatchGroup(*row) for row in connection.execute(_GROUPS, values)]
+    return groups, [BatchRollout(*row) for row in connection.execute(_ROLLOUTS, values)]

@@ -1,6 +1,6 @@
-"""What a run waits for, in sentences for people: a pure function of a few figures.
+"""The reasons why a run is not finished, as sentences: a pure function of a few figures.
 
-Used by `status.py`. Must not: ask the database.
+Used by `status.py`. Must not: query the database.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _TOP_ERRORS = 3
 
 @dataclass(frozen=True, slots=True)
 class WaitFacts:
-    """The figures that say what a run waits for."""
+    """The figures that the reasons are derived from."""
 
     run: str
     state: RunState
@@ -39,7 +39,7 @@ class WaitFacts:
 
 
 def explain_wait(facts: WaitFacts) -> tuple[str, ...]:
-    """Return one sentence for each thing a run waits for; none where it waits for nothing."""
+    """Return one sentence for each reason why a run is not finished."""
     if facts.state is RunState.FINISHED:
         return ()
     return tuple(_sentences(facts))
@@ -63,7 +63,7 @@ def _sentences(facts: WaitFacts) -> Iterator[str]:
             oldest = f", the oldest for {duration(facts.oldest_running_s)}"
         yield f"{_rollouts(facts.running)} running{oldest}."
     if facts.dispatched:
-        # Workers do not say which queues they take from, but a queue of its own is worth a hint.
+        # A run with a queue of its own needs workers that were started with that queue.
         is_own = facts.queue != DEFAULT_REQUEST_QUEUE
         where = f", those of: rollout worker --queues {facts.queue}" if is_own else ""
         yield f"{_rollouts(facts.dispatched)} on the way to a worker{where}."

@@ -1,7 +1,7 @@
-"""How long runs were worked on: a clock that stands still while a run is paused or nobody works.
+"""The working time of runs: a clock that stops while a run is paused or has no controller.
 
-The reconciler advances the clocks of all runs; a run's own is advanced when its state changes.
-Read by `status.py`. Database clock only.
+The reconciler advances the clocks of all runs; a change of state advances the clock of its run.
+Read by `status.py`. All times are those of the database.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
-#: Longest time that one advance adds: without a controller the clock stands still.
+#: Longest time that one advance adds, so that time without a controller does not count.
 MOST_GAP_S = 10.0
 #: Seconds between two advances of the same clock.
 _EVERY_S = 2.0
 
-# What another transaction has locked is advanced the next time: nobody waits here.
+# SKIP LOCKED: a run that another transaction has locked is advanced the next time.
 _ADVANCE_ALL = text("""
 WITH due AS (
     SELECT run_id FROM runs
@@ -39,12 +39,12 @@ WHERE run_id = :run_id
 
 
 def advance_clocks(connection: Connection) -> None:
-    """Advance the clocks of the active runs that have something left to do."""
+    """Advance the clocks of active runs with open rollouts."""
     connection.execute(_ADVANCE_ALL, {"every_s": _EVERY_S, "most_s": MOST_GAP_S})
 
 
 def advance_clock(connection: Connection, run_id: UUID) -> None:
-    """Advance a run's clock before its state changes; what was no working time is passed over."""
+    """Advance the clock of a run before its state changes."""
     connection.execute(_ADVANCE, {"run_id": run_id, "most_s": MOST_GAP_S})
 
 
@@ -52,7 +52,7 @@ def elapsed_s(worked_s: float, since_s: float | None) -> float:
     """Return a run's working time.
 
     Args:
-        worked_s: As the clock says.
-        since_s: From the last advance to now, or to the run's last outcome; None: it stands still.
+        worked_s: The clock of the run.
+        since_s: Time from the last advance to now, or to the last outcome; None if it is stopped.
     """
     return worked_s + min(max(0.0, since_s or 0.0), MOST_GAP_S)

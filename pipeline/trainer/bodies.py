@@ -1,24 +1,45 @@
-"""Stored trajectories as records, wherever their bodies lie.
+"""Stored trajectories as records, from the store or the payload store.
 
 Used by the export and the command line. Must not: lease or change anything.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Protocol
 
 from pipeline.contract.errors import PipelineError
 from pipeline.contract.trajectory import TrajectoryRecord, unpack_record
 from pipeline.queue.payloads import PayloadStore, load_body
 
 
-def read_record(row: Any, payloads: PayloadStore) -> TrajectoryRecord | None:
-    """Return the record of a row with `body`, `body_uri`, `codec`; None where it has none.
+class BodyRow(Protocol):
+    """A row with the stored body of an attempt: at most one of `body` and `body_uri` is set."""
+
+    @property
+    def body(self) -> bytes | None:
+        """The compressed record."""
+        ...
+
+    @property
+    def body_uri(self) -> str | None:
+        """Its place in the payload store."""
+        ...
+
+    @property
+    def codec(self) -> str | None:
+        """How it is compressed; None without a body."""
+        ...
+
+
+def read_record(row: BodyRow, payloads: PayloadStore) -> TrajectoryRecord | None:
+    """Return the record of a row, None where the row has no body.
 
     Raises:
         ServiceUnavailable: The object behind the row is gone.
         MalformedMessage: The bytes are no record.
     """
+    if row.codec is None:
+        return None
     if row.body is not None:
         return unpack_record(bytes(row.body), row.codec)
     if row.body_uri is not None:
@@ -27,7 +48,7 @@ def read_record(row: Any, payloads: PayloadStore) -> TrajectoryRecord | None:
 
 
 def try_read_record(
-    row: Any, payloads: PayloadStore
+    row: BodyRow, payloads: PayloadStore
 ) -> tuple[TrajectoryRecord | None, PipelineError | None]:
     """Return the record, or why it cannot be read."""
     try:

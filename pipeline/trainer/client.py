@@ -1,7 +1,7 @@
 """The trainer's client: pull, commit, abandon and replay complete groups.
 
-Used in the trainer process, by adapters and the command line. Each call is one short transaction;
-no call waits without a timeout, and one that gives up says why. Must not: need the broker.
+Used in the trainer process, by adapters and the command line. Each call is one short transaction.
+Every wait has a timeout, and its error gives the reason. Must not: need the broker.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Iterator
-from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Connection, Engine
@@ -33,6 +32,8 @@ from pipeline.store.runs import Run, get_run
 from pipeline.store.schema import require_current
 from pipeline.store.status import run_state, run_stats
 from pipeline.store.train_batches import (
+    BatchGroup,
+    BatchRollout,
     abandon_batch,
     commit_batches,
     forget_lost_batches,
@@ -41,7 +42,7 @@ from pipeline.store.train_batches import (
     read_batch,
 )
 
-#: A trainer's step rarely takes longer; a lease only ends when another consumer wants the groups.
+#: Longer than most trainer steps. An expired lease ends only if another consumer needs the groups.
 LEASE_S = 3600.0
 _POLL_S = 2.0
 
@@ -52,8 +53,8 @@ class TrainerClient:
     Args:
         engine: The trajectory store.
         run: The run's slug.
-        consumer: Who trains; two trainers on one run share its groups.
-        payloads: Where large trajectories lie, if any do.
+        consumer: Name of the trainer; two consumers of one run share its groups.
+        payloads: The payload store, needed if trajectories are stored there.
         lease_s: Seconds after which another consumer may take over what was not committed.
 
     Raises:
@@ -74,7 +75,7 @@ class TrainerClient:
         self._payloads = payloads
         self._lease_s = lease_s
         self._run: Run = transact(engine, lambda connection: get_run(connection, run))
-        # Connects at the first wait and stays: a connection for each would cost more than a pull.
+        # Connects at the first wait and stays connected: connecting costs more than a pull.
         self._listener = Listener(engine, READY_CHANNEL)
         weakref.finalize(self, self._listener.close)
 
@@ -84,7 +85,7 @@ class TrainerClient:
     ) -> TrainerClient:
         """Return a client for the store that the settings name, or the private one of this folder.
 
-        A private server is not started here; one that runs stays until `rollout down`.
+        This starts no private server; a running one stays until `rollout down`.
 
         Raises:
             ServiceUnavailable: The settings name no database, and no private one runs.
@@ -133,7 +134,7 @@ class TrainerClient:
                     replayed,
                 )
             left = deadline - time.monotonic()
-            # The figures are costly in a large run, so they are not asked for at each wake-up.
+            # The figures are costly in a large run, so they are not read at each wake-up.
             if left <= 0 or pulled in (RunState.FINISHED, RunState.CANCELLED):
                 stats = self.stats()
                 if left <= 0 or stats.drained:
@@ -160,7 +161,7 @@ class TrainerClient:
         )
 
     def abandon(self, step: int, *, reason: str) -> int:
-        """Give a step's groups back to whoever pulls next; return how many."""
+        """Give back the groups of a step, so that they can be pulled again; return how many."""
         return transact(
             self._engine,
             lambda connection: abandon_batch(
@@ -169,11 +170,11 @@ class TrainerClient:
         )
 
     def resume(self, *, committed_step: int | None) -> ResumeInfo:
-        """Say where to go on after a restart from the checkpoint of `committed_step`.
+        """Return the next step after a restart from the checkpoint of `committed_step`.
 
-        Steps up to it are committed, if the trainer had no time to; later ones can be replayed, but
-        for those that another consumer took over: they lease other groups when they are pulled.
-        None: there is no checkpoint.
+        Steps up to it are committed if they are not yet. Later leased steps can be replayed, except
+        those that another consumer took over: they lease other groups when they are pulled. None
+        means that there is no checkpoint.
 
         Raises:
             NotAllowed: One of the committed steps was taken over by another consumer.
@@ -194,7 +195,7 @@ class TrainerClient:
         return ResumeInfo(committed_step, next_step=after + 1, replay=replay)
 
     def stats(self) -> PipelineStats:
-        """Say how far the run is and what it waits for."""
+        """Return the figures of the run and the reasons why it is not finished."""
         return transact(self._engine, lambda connection: run_stats(connection, self._run))
 
     def stream(
@@ -207,7 +208,7 @@ class TrainerClient:
         """Yield batch after batch until the run has no more; the caller commits.
 
         Args:
-            spec: What each batch is to hold.
+            spec: The size of each batch.
             start_step: The first step; None: the one after the last that was committed.
             timeout_s: Longest wait for a batch.
 
@@ -241,7 +242,7 @@ class TrainerClient:
 
     def _lease(
         self, connection: Connection, step: int, spec: BatchSpec, policy_version: int | None
-    ) -> tuple[bool, list[Any], list[Any]] | RunState:
+    ) -> tuple[bool, list[BatchGroup], list[BatchRollout]] | RunState:
         """Lease and read a batch, or return the run's state while there is too little."""
         leased = lease_batch(
             connection,
@@ -256,7 +257,9 @@ class TrainerClient:
             return run_state(connection, self._run)
         return leased.replayed, *read_batch(connection, leased.batch_id)
 
-    def _groups(self, groups: list[Any], rollouts: list[Any]) -> tuple[TrainGroup, ...]:
+    def _groups(
+        self, groups: list[BatchGroup], rollouts: list[BatchRollout]
+    ) -> tuple[TrainGroup, ...]:
         members: dict[UUID, list[TrainRollout]] = {}
         for row in rollouts:
             members.setdefault(row.group_id, []).append(self._rollout(row))
@@ -273,7 +276,7 @@ class TrainerClient:
             for row in groups
         )
 
-    def _rollout(self, row: Any) -> TrainRollout:
+    def _rollout(self, row: BatchRollout) -> TrainRollout:
         body = row.body
         if body is None and row.body_uri is not None:
             if self._payloads is None:

@@ -54,12 +54,12 @@ _TERMINAL = frozenset({"succeeded", "failed", "cancelled"})
 
 @dataclass(slots=True)
 class ExportReport:
-    """What was written, and what was not."""
+    """Counts of an export."""
 
     rollouts: int = 0
     failed: int = 0
     unfinished: int = 0  #: rollouts that are not terminal; they are left out
-    unreadable: int = 0  #: trajectories that are gone or damaged; their line says so
+    unreadable: int = 0  #: trajectories that are gone or damaged; the line has the reason
 
 
 def export_run(
@@ -72,7 +72,7 @@ def export_run(
         run: Which run.
         path: Replaced as a whole at the end; `-` is stdout (JSON Lines only).
         to: Which format.
-        payloads: Where bodies lie that are not in the store.
+        payloads: The payload store, for bodies that are not in the database.
 
     Raises:
         InputError: The file cannot be written.
@@ -93,7 +93,7 @@ def export_lines(
 ) -> Generator[dict[str, Any], None, None]:
     """Yield one plain dict for each terminal rollout; `report` is kept up to date.
 
-    Whoever stops in the middle closes it.
+    A caller that stops in the middle closes the generator.
     """
     report = report if report is not None else ExportReport()
     end = transact(
@@ -105,7 +105,7 @@ def export_lines(
             streaming = connection.execution_options(
                 stream_results=True, yield_per=50, **{BINARY: True}
             )
-            # Closed also where the caller stops in the middle: the cursor is the server's.
+            # The cursor is on the server: close it also if the caller stops in the middle.
             with streaming.execute(_ROWS, values) as rows:
                 for row in rows:
                     if row.state not in _TERMINAL:

@@ -1,4 +1,4 @@
-"""The files of an export: JSON Lines and Parquet, put in their place when they are whole.
+"""The files of an export, JSON Lines and Parquet: complete before they replace the target.
 
 Used by `export.py`. Must not: know the store.
 """
@@ -25,9 +25,9 @@ EXPORT_SCHEMA = 2
 STDOUT = Path("-")
 E_OUTPUT = "E109"
 
-#: The columns of a line and their types, the same in both formats; docs/operate.md says what they
-#: mean. What has no fixed shape is `json`: an object in JSON Lines, its text in Parquet. Any value
-#: may be null.
+#: The columns of a line and their types, the same in both formats; docs/operate.md
+#: explains them. Columns without fixed fields are `json`: an object in JSON Lines, its text in
+#: Parquet. Any value may be null.
 COLUMNS = {
     "run": "string",
     "rollout_id": "string",
@@ -84,8 +84,8 @@ FIELDS = {
     "versions": {"min": "int64", "max": "int64"},
 }
 
-# A group of rows is written when it has so many, or so many characters of JSON: long
-# conversations must not fill the memory.
+# A row group is written when it has this number of rows, or this number of characters of JSON, so
+# that long conversations do not fill the memory.
 _PARQUET_ROWS = 1000
 _PARQUET_CHARS = 32 * 1024 * 1024
 
@@ -98,7 +98,7 @@ class Writer(Protocol):
         ...
 
     def close(self) -> None:
-        """Write what is left; the file stays open."""
+        """Write buffered lines; the file stays open."""
         ...
 
 
@@ -123,7 +123,7 @@ def open_writer(file: BinaryIO, to: Format, *, run: str) -> Writer:
 
 @contextmanager
 def output_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a file that takes the place of `path` when all of it is written."""
+    """Open a file that replaces `path` when it is complete."""
     if path == STDOUT:
         yield sys.stdout.buffer
         return
@@ -155,7 +155,7 @@ class _JsonLines:
 
 
 class _Parquet:
-    """Typed columns; what has no fixed shape is JSON text."""
+    """Typed columns; `json` columns are text."""
 
     def __init__(self, file: BinaryIO, run: str) -> None:
         import pyarrow as pa
