@@ -159,7 +159,7 @@ WITH passed AS (
       AND ((a.lease_until < now() AND a.lease_until < :watermark
             -- The attempts of a dead worker are given up together, because the reconciler compares
             -- the rollouts that were lost together. An attempt that a living worker no longer
-            -- lists waits half a lease longer, in case the worker is dying.
+            -- lists waits half a lease longer, in case its worker has died as well.
             AND (p.process_id IS NULL
                  OR p.last_seen_at < least(now(), :watermark) - make_interval(secs => :lease_s)
                  OR a.lease_until
