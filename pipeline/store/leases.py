@@ -6,14 +6,15 @@ caller's transaction. Rollouts are locked before attempts, in order of their ids
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import Connection, bindparam, text
 from sqlalchemy.dialects.postgresql import JSONB
 
-from pipeline.contract.messages import Heartbeat
+from pipeline.contract.messages import AttemptBeat, Heartbeat
 from pipeline.contract.rollout import label_of
 from pipeline.store.activity import stored_activity
 
@@ -117,28 +118,22 @@ def keep_alive(connection: Connection, beat: Heartbeat, *, lease_s: float) -> li
         return []
     held = sorted(beat.attempts, key=lambda attempt: attempt.rollout_id)
     started = [attempt for attempt in held if attempt.phase != "reserved"]
-    connection.execute(
-        _START,
-        {
-            "ids": [attempt.rollout_id for attempt in started],
-            "nos": [attempt.attempt_no for attempt in started],
-        },
-    )
-    keys = {
-        "ids": [attempt.rollout_id for attempt in held],
-        "nos": [attempt.attempt_no for attempt in held],
+    connection.execute(_START, _keys(started))
+    reported = {
+        "phases": [attempt.phase for attempt in held],
+        "steps": [attempt.step for attempt in held],
+        "worker_id": beat.worker_id,
+        "lease_s": lease_s,
     }
-    connection.execute(
-        _RENEW,
-        keys
-        | {
-            "phases": [attempt.phase for attempt in held],
-            "steps": [attempt.step for attempt in held],
-            "worker_id": beat.worker_id,
-            "lease_s": lease_s,
-        },
-    )
-    return [label_of(*row) for row in connection.execute(_FENCED, keys)]
+    connection.execute(_RENEW, _keys(held) | reported)
+    return [label_of(*row) for row in connection.execute(_FENCED, _keys(held))]
+
+
+def _keys(attempts: Sequence[AttemptBeat]) -> dict[str, Any]:
+    return {
+        "ids": [attempt.rollout_id for attempt in attempts],
+        "nos": [attempt.attempt_no for attempt in attempts],
+    }
 
 
 # Two dispatchers may publish in another order than they committed. So a request counts as passed by

@@ -15,7 +15,6 @@ from sqlalchemy import Connection, text
 from pipeline.contract.errors import NotAllowed
 from pipeline.contract.rollout import batch_id_of
 from pipeline.contract.train_batch import BatchSpec
-from pipeline.store.engine import BINARY
 from pipeline.store.runs import Run
 
 E_TAKEN_OVER = "E133"
@@ -26,33 +25,6 @@ class LeasedBatch(NamedTuple):
 
     batch_id: UUID
     replayed: bool
-
-
-class BatchGroup(NamedTuple):
-    """A group of a batch, with its prompt's payload."""
-
-    group_id: UUID
-    group_no: int
-    n_target: int
-    reward_mean: float | None
-    reward_std: float | None
-    payload: dict[str, Any]
-
-
-class BatchRollout(NamedTuple):
-    """A succeeded rollout of a batch, with the stored body of the attempt that won."""
-
-    group_id: UUID
-    rollout_id: UUID
-    rollout_index: int
-    reward: float | None
-    stop_reason: str | None
-    attempt_no: int
-    version_min: int | None
-    version_max: int | None
-    body: bytes | None
-    body_uri: str | None
-    codec: str | None
 
 
 _FIND = text("""
@@ -297,30 +269,3 @@ def list_steps(connection: Connection, run: Run, *, consumer: str) -> list[tuple
     """Return a consumer's steps with their states, in order."""
     rows = connection.execute(_STEPS, {"run_id": run.run_id, "consumer": consumer})
     return [(row.trainer_step, row.state) for row in rows]
-
-
-_GROUPS = text("""
-SELECT g.group_id, g.group_no, g.n_target, g.reward_mean, g.reward_std, p.payload
-FROM train_batch_groups m JOIN groups g USING (group_id) JOIN prompts p USING (prompt_id)
-WHERE m.batch_id = :batch_id ORDER BY m.position
-""")
-
-_ROLLOUTS = text("""
-SELECT r.group_id, r.rollout_id, r.rollout_index, r.reward, r.stop_reason, a.attempt_no,
-       a.version_min, a.version_max, t.body, t.body_uri, t.codec
-FROM train_batch_groups m JOIN rollouts r USING (group_id)
-JOIN attempts a ON a.rollout_id = r.rollout_id AND a.attempt_no = r.winner_attempt_no
-LEFT JOIN trajectories t ON t.rollout_id = r.rollout_id AND t.attempt_no = r.winner_attempt_no
-WHERE m.batch_id = :batch_id AND r.state = 'succeeded'
-ORDER BY m.position, r.rollout_index
-""").execution_options(**{BINARY: True})
-
-
-def read_batch(
-    connection: Connection, batch_id: UUID
-) -> tuple[list[BatchGroup], list[BatchRollout]]:
-    """Return the groups of a batch, in its order, and their succeeded rollouts."""
-    # Selected by the batch and not by a list of ids, so that Postgres can keep a generic plan.
-    values = {"batch_id": batch_id}
-    groups = [BatchGroup(*row) for row in connection.execute(_GROUPS, values)]
-    return groups, [BatchRollout(*row) for row in connection.execute(_ROLLOUTS, values)]

@@ -31,15 +31,13 @@ from pipeline.store.engine import READY_CHANNEL, Listener, open_engine, transact
 from pipeline.store.runs import Run, get_run
 from pipeline.store.schema import require_current
 from pipeline.store.status import run_state, run_stats
+from pipeline.store.train_batch_rows import BatchGroup, BatchRollout, read_batch
 from pipeline.store.train_batches import (
-    BatchGroup,
-    BatchRollout,
     abandon_batch,
     commit_batches,
     forget_lost_batches,
     lease_batch,
     list_steps,
-    read_batch,
 )
 
 #: Longer than most trainer steps. An expired lease ends only if another consumer needs the groups.

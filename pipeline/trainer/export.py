@@ -19,7 +19,14 @@ from pipeline.queue.payloads import PayloadStore
 from pipeline.store.engine import BINARY, transact
 from pipeline.store.runs import Run
 from pipeline.trainer.bodies import try_read_record
-from pipeline.trainer.export_files import FIELDS, Format, open_writer, output_file, require_format
+from pipeline.trainer.export_files import (
+    COLUMNS,
+    FIELDS,
+    Format,
+    open_writer,
+    output_file,
+    require_format,
+)
 
 _GROUPS_AT_ONCE = 200
 
@@ -27,12 +34,13 @@ _COUNT = text("SELECT coalesce(max(group_no) + 1, 0) FROM groups WHERE run_id = 
 
 # The attempt that won; of a rollout that failed, the last.
 _ROWS = text("""
-SELECT r.rollout_id, r.group_id, r.group_no, r.rollout_index, r.state, r.reward, r.stop_reason,
-    r.error_class, r.attempt_no AS attempts, r.finished_at, a.attempt_no, a.error_code,
-    a.error_message, a.phase, a.n_turns, a.prompt_tokens, a.completion_tokens, a.version_min,
-    a.version_max, CAST(a.timings ->> 'elapsed_s' AS double precision) AS latency_s,
-    p.prompt_id, p.dataset, p.split, p.epoch, p.row_no, p.payload, s.rewards,
-    t.body, t.body_uri, t.codec
+SELECT r.rollout_id::text, r.group_id::text, r.group_no AS "group", r.rollout_index AS "index",
+    r.state, r.reward, r.stop_reason, r.error_class, r.attempt_no AS attempts, r.finished_at,
+    a.attempt_no, a.error_code, a.error_message, a.phase AS error_phase, a.n_turns,
+    a.prompt_tokens, a.completion_tokens, a.version_min, a.version_max,
+    CAST(a.timings ->> 'elapsed_s' AS double precision) AS latency_s,
+    p.prompt_id::text, p.dataset, p.split, p.epoch, p.row_no AS "row", p.payload AS prompt,
+    s.rewards, t.body, t.body_uri, t.codec
 FROM groups g
 JOIN prompts p USING (prompt_id)
 JOIN rollouts r ON r.group_id = g.group_id
@@ -121,52 +129,24 @@ def _line(run: Run, row: Any, payloads: PayloadStore, report: ExportReport) -> d
     if unreadable is not None:
         report.unreadable += 1
     call = record.calls[-1] if record and record.calls else None
-    error = None if row.error_class is None else _error(row)
-    return {
+    columns: dict[str, Any] = row._asdict()
+    columns |= {
         "run": run.slug,
-        "rollout_id": str(row.rollout_id),
-        "label": label_of(run.slug, row.group_no, row.rollout_index, row.attempts).rpartition("-a")[
-            0
-        ],
-        "group_id": str(row.group_id),
-        "group": row.group_no,
-        "index": row.rollout_index,
-        "prompt_id": str(row.prompt_id),
-        "dataset": row.dataset,
-        "split": row.split,
-        "epoch": row.epoch,
-        "row": row.row_no,
-        "state": row.state,
-        "reward": row.reward,
-        "rewards": row.rewards,
-        "stop_reason": row.stop_reason,
+        "label": label_of(run.slug, row.group, columns["index"], row.attempts).rpartition("-a")[0],
         "final_answer": storable(record.final_answer) if record else None,
-        "error": error,
-        **{f"error_{name}": error[name] if error else None for name in FIELDS["error"]},
-        "attempts": row.attempts,
-        "attempt_no": row.attempt_no,
-        "n_turns": row.n_turns,
+        "error": None,
         "model": storable(call.model or run.config.model or "") or None if call else None,
         "endpoint": call.endpoint if call else None,
         "tokens": {"prompt": row.prompt_tokens, "completion": row.completion_tokens},
-        "prompt_tokens": row.prompt_tokens,
-        "completion_tokens": row.completion_tokens,
         "policy_version": {"min": row.version_min, "max": row.version_max},
-        "version_min": row.version_min,
-        "version_max": row.version_max,
-        "latency_s": row.latency_s,
         "finished_at": None if row.finished_at is None else row.finished_at.isoformat(),
-        "prompt": row.payload,
         "messages": record.messages if record else [],
         "tools": record.tools if record else {},
         "unreadable": None if unreadable is None else str(unreadable),
     }
-
-
-def _error(row: Any) -> dict[str, Any]:
-    return {
-        "class": row.error_class,
-        "code": row.error_code,
-        "message": row.error_message,
-        "phase": row.phase,
-    }
+    error = {name: columns[f"error_{name}"] for name in FIELDS["error"]}
+    if row.error_class is None:
+        columns |= {f"error_{name}": None for name in error}
+    else:
+        columns["error"] = error
+    return {name: columns[name] for name in COLUMNS}
