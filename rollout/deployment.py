@@ -173,6 +173,17 @@ def engine_of(settings: Settings) -> Engine:
 
 
 @contextmanager
+def borrowed_store(settings: Settings) -> Iterator[Engine]:
+    """Connect to the database as it is; a private one runs at least for as long as this block."""
+    with borrowed(settings, database=True) as settings:
+        engine = engine_of(settings)
+        try:
+            yield engine
+        finally:
+            engine.dispose()
+
+
+@contextmanager
 def opened(ctx: typer.Context, **options: Any) -> Iterator[Deployment]:
     """Open the deployment for this call alone; options are those of `open_deployment`."""
     with open_deployment(settings_of(ctx), stay=False, **options) as deployment:

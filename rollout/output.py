@@ -40,6 +40,11 @@ def print_json(document: Any) -> None:
     sys.stdout.flush()
 
 
+def fields(value: object, *names: str) -> dict[str, Any]:
+    """Return some attributes of a value as a document."""
+    return {name: getattr(value, name) for name in names}
+
+
 def print_answer(document: Any, text: str, *, as_json: bool) -> None:
     """Print a document for a program, else a sentence for a person."""
     if as_json:

@@ -61,16 +61,6 @@ class ChildProcess:
         """The file in which it is noted."""
         return Path(self.log).parents[1] / "processes" / f"{self.kind}-{self.pid}.json"
 
-    def to_json(self) -> dict[str, object]:
-        """Return what `rollout up`, `down` and `ps` print of it."""
-        return {
-            "kind": self.kind,
-            "pid": self.pid,
-            "stays": self.stays,
-            "started_at": self.started_at,
-            "log": self.log,
-        }
-
 
 @dataclass
 class LocalProcesses:

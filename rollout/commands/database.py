@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import typer
-from sqlalchemy import Engine
 
 from pipeline.store import schema
-from rollout.deployment import borrowed, engine_of, settings_of
+from rollout.deployment import borrowed_store, settings_of
 from rollout.options import Json
 from rollout.output import print_answer
 
@@ -22,7 +18,7 @@ def upgrade(ctx: typer.Context, as_json: Json = False) -> None:
 
     Any number of processes may call it at once.
     """
-    with _engine(ctx) as engine:
+    with borrowed_store(settings_of(ctx)) as engine:
         revision = schema.upgrade(engine)
     _say(revision, revision, f"The database has schema {revision}.", as_json=as_json)
 
@@ -30,7 +26,7 @@ def upgrade(ctx: typer.Context, as_json: Json = False) -> None:
 @db.command()
 def current(ctx: typer.Context, as_json: Json = False) -> None:
     """Print the revision there is, and the one needed."""
-    with _engine(ctx) as engine:
+    with borrowed_store(settings_of(ctx)) as engine:
         found, needed = schema.current(engine), schema.head()
     text = f"The database has schema {found or 'none'}; this version needs {needed}."
     _say(found, needed, text, as_json=as_json)
@@ -39,20 +35,10 @@ def current(ctx: typer.Context, as_json: Json = False) -> None:
 @db.command()
 def check(ctx: typer.Context, as_json: Json = False) -> None:
     """End with 3 unless the schema is the one needed."""
-    with _engine(ctx) as engine:
+    with borrowed_store(settings_of(ctx)) as engine:
         schema.require_current(engine)
         needed = schema.head()
     _say(needed, needed, f"The database has schema {needed}, as it should.", as_json=as_json)
-
-
-@contextmanager
-def _engine(ctx: typer.Context) -> Iterator[Engine]:
-    with borrowed(settings_of(ctx), database=True) as settings:
-        engine = engine_of(settings)
-        try:
-            yield engine
-        finally:
-            engine.dispose()
 
 
 def _say(current: str | None, head: str, text: str, *, as_json: bool) -> None:

@@ -1,4 +1,7 @@
-"""`rollout demo`: the whole way of a rollout on a bare machine, in a few seconds."""
+"""`rollout demo`: the whole way of a rollout on a bare machine, in a few seconds.
+
+Most of the pipeline is imported in `play.py`, while the servers start.
+"""
 
 from __future__ import annotations
 
@@ -7,26 +10,9 @@ from typing import Annotated
 
 import typer
 
-from pipeline.contract.errors import PipelineError
-from pipeline.contract.run import RunConfig
-from pipeline.contract.train_batch import BatchSpec, NotReady, TrainBatch
-from pipeline.queue.payloads import open_payloads
-from pipeline.store.prompts import PromptSource
-from pipeline.store.runs import Run
-from pipeline.store.status import RunStatus
-from pipeline.trainer.client import TrainerClient
-from producers.datasets import Prompt
-from producers.demo_prompts import demo_prompts
-from producers.enqueue import enqueue
-from rollout.demo.machine import MODEL, demo_machine
-from rollout.demo.summary import print_summary, summary_json
-from rollout.deployment import Deployment
+from rollout.demo.machine import demo_machine
 from rollout.options import Json
-from rollout.output import note, print_json
-from rollout.progress import wait_for_run
-
-SLUG = "demo"
-_WAIT_S = 120.0
+from rollout.output import note
 
 
 def demo(
@@ -40,57 +26,8 @@ def demo(
     is gone at the end.
     """
     started = time.monotonic()
-    with demo_machine() as (deployment, base_url, check):
-        run = _enqueue(deployment, base_url, prompts=prompts, n=n)
-        final = wait_for_run(deployment, run, check=check, timeout_s=_WAIT_S)
-        batch = _pull(deployment, groups=min(4, prompts))
-        if as_json:
-            print_json(summary_json(deployment, run, final))
-        else:
-            print_summary(deployment, run, final, batch)
-        _require_success(final)
+    with demo_machine() as machine:
+        from rollout.demo.play import play
+
+        play(machine.wait_ready(), prompts=prompts, n=n, as_json=as_json)
     note(f"Nothing of it is left. It took {time.monotonic() - started:.1f} s.")
-
-
-def _enqueue(deployment: Deployment, base_url: str, *, prompts: int, n: int) -> Run:
-    config = RunConfig(
-        agent="react",
-        tools=("calculator",),
-        reward="numeric",
-        model=MODEL,
-        base_url=base_url,
-        sampling={"seed": 0},
-        n=n,
-        max_attempts=3,
-        max_error_rate=1.0,  # the demo has a verdict of its own
-        backoff_base_s=0.2,
-    )
-    rows = (
-        Prompt(row_no, {"content": row["question"], "answer": row["answer"]})
-        for row_no, row in enumerate(demo_prompts(prompts))
-    )
-    source = PromptSource("arithmetic")
-    report = enqueue(deployment.engine, run=SLUG, config=config, source=source, prompts=rows)
-    note(f"Enqueued {report.prompts} prompts, {report.rollouts} rollouts.")
-    return report.run
-
-
-def _pull(deployment: Deployment, *, groups: int) -> TrainBatch | None:
-    payloads = open_payloads(deployment.settings)
-    client = TrainerClient(deployment.engine, run=SLUG, consumer="demo-trainer", payloads=payloads)
-    try:
-        return client.pull(0, BatchSpec(groups=groups))
-    except NotReady:
-        return None
-
-
-def _require_success(final: RunStatus) -> None:
-    """Fail where the machine, not the script, made most rollouts fail."""
-    failed, total = final.rollouts["failed"], final.rollouts["total"]
-    if failed * 2 > total:
-        raise PipelineError(
-            f"The demo went wrong: {failed} of {total} rollouts failed.",
-            why=f"Error classes: {', '.join(final.errors)}.",
-            remedy="Look at the examples above, and see: rollout doctor",
-            code="E150",
-        )

@@ -15,7 +15,7 @@ from pipeline.limits.status import ANY_MODEL, LimitStatus
 from pipeline.limits.store import LimitStore
 from rollout.deployment import borrowed, settings_of
 from rollout.options import Json
-from rollout.output import print_json, print_table
+from rollout.output import fields, print_json, print_table
 
 limits = typer.Typer(help="Limit the calls to a model endpoint, live.", no_args_is_help=True)
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 @limits.command()
 def show(ctx: typer.Context, as_json: Json = False) -> None:
-    """List limits, what they granted, and who waits."""
+    """List limits with their granted and waiting calls."""
     rows = _with_store(ctx, lambda store: store.show())
     if as_json:
         print_json([_as_json(row) for row in rows])
@@ -102,14 +102,8 @@ def _with_store(ctx: typer.Context, work: Callable[[LimitStore], Awaitable[T]]) 
 
 def _as_json(row: LimitStatus) -> dict[str, Any]:
     paused, since = row.backing_off_until, _unused_since(row)
-    return {
-        "endpoint": row.endpoint,
-        "model": row.model,
+    return fields(row, "endpoint", "model", "in_flight", "waiting", "granted", "cap") | {
         "limits": _set_limits(row.settings),
-        "in_flight": row.in_flight,
-        "waiting": row.waiting,
-        "granted": row.granted,
-        "cap": row.cap,
         "paused_until": paused.isoformat() if paused else None,
         "unused_since": since.isoformat() if since else None,
     }

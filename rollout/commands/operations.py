@@ -62,9 +62,9 @@ def pause(
     reason: Annotated[str | None, typer.Option(help="Kept with the run.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Hand out no more rollouts of a run.
+    """Stop dispatching rollouts of a run.
 
-    Rollouts that are under way finish.
+    Running rollouts finish.
     """
     with opened(ctx) as deployment:
         found = deployment.find_run(run)
@@ -76,7 +76,7 @@ def pause(
 
 
 def continue_(ctx: typer.Context, run: RunName, as_json: Json = False) -> None:
-    """Hand out rollouts of a paused run again."""
+    """Dispatch rollouts of a paused run again."""
     with opened(ctx) as deployment:
         found = deployment.find_run(run)
         changed = deployment.transact(lambda connection: continue_run(connection, found))

@@ -13,14 +13,13 @@ from pipeline.settings import Settings
 from pipeline.store.engine import transact
 from pipeline.store.processes import Process, list_processes
 from rollout.deployment import (
-    borrowed,
-    engine_of,
+    borrowed_store,
     open_deployment,
     private_services,
     settings_of,
 )
 from rollout.options import DryRun, Json, WorkerOptions, Yes, takes
-from rollout.output import confirm, note, print_json, print_table
+from rollout.output import confirm, fields, note, print_json, print_table
 from rollout.supervision import (
     WORKER,
     LocalProcesses,
@@ -28,6 +27,9 @@ from rollout.supervision import (
     stop_processes,
     worker_end_s,
 )
+
+#: Fields of a process in documents.
+_PROCESS_FIELDS = ("kind", "pid", "stays", "started_at", "log")
 
 
 @takes(WorkerOptions, "local")
@@ -47,7 +49,7 @@ def up(
         missing = workers - sum(child.kind == WORKER for child in processes.staying())
         processes.start(workers=max(0, missing), options=local)
         urls = _urls(settings, deployment.settings)
-    children = [child.to_json() for child in find_processes(settings.data_dir)]
+    children = [fields(child, *_PROCESS_FIELDS) for child in find_processes(settings.data_dir)]
     if as_json:
         print_json({"urls": urls, "processes": children})
         return
@@ -79,7 +81,7 @@ def down(
         stop_processes(children, timeout_s=worker_end_s(settings))
         services.down()
     document = {
-        "processes": [child.to_json() for child in children],
+        "processes": [fields(child, *_PROCESS_FIELDS) for child in children],
         "services": running,
         "dry_run": dry_run,
     }
@@ -104,16 +106,11 @@ def ps(ctx: typer.Context, as_json: Json = False) -> None:
         print_json(
             {
                 "services": [
-                    {
-                        "name": server.name,
-                        "running": server.running,
-                        "pid": server.pid,
-                        "url": server.url if server.running else None,
-                        "log": str(server.log),
-                    }
+                    fields(server, "name", "running", "pid", "url", "log")
+                    | ({} if server.running else {"url": None})
                     for server in services
                 ],
-                "processes": [child.to_json() for child in children],
+                "processes": [fields(child, *_PROCESS_FIELDS) for child in children],
                 "seen": [_seen_json(process) for process in seen],
             }
         )
@@ -156,23 +153,14 @@ def _seen(settings: Settings) -> list[Process]:
         server = next(s for s in private_services(settings).status() if s.name == "postgres")
         if not server.running:
             return []
-    with borrowed(settings, database=True) as settings:
-        engine = engine_of(settings)
+    with borrowed_store(settings) as engine:
         try:
             return transact(engine, list_processes)
         except PipelineError as error:
             note(f"The store was not asked: {error}")
             return []
-        finally:
-            engine.dispose()
 
 
 def _seen_json(process: Process) -> dict[str, Any]:
-    return {
-        "process_id": process.process_id,
-        "kind": process.kind,
-        "silent_s": round(process.silent_s, 3),
-        "in_flight": process.in_flight,
-        "capacity": process.capacity,
-        "stopping": process.stopping,
-    }
+    names = ("process_id", "kind", "silent_s", "in_flight", "capacity", "stopping")
+    return fields(process, *names) | {"silent_s": round(process.silent_s, 3)}

@@ -16,8 +16,9 @@ from pipeline.store.status import run_status
 from pipeline.trainer.bodies import read_record
 from rollout.deployment import Deployment, opened
 from rollout.options import Json, RunName
-from rollout.output import number, print_json, print_table, safe_text
-from rollout.tables import print_status, prompt_preview
+from rollout.output import print_json, print_table
+from rollout.rollout_tables import print_group, print_groups, print_messages, print_rollout
+from rollout.tables import print_status
 
 show = typer.Typer(help="Show a run, a group or a rollout.", no_args_is_help=True)
 
@@ -66,7 +67,7 @@ def show_run(
     print_status(status)
     print_table(("asked for", "value"), _rows(config))
     print_table(("came from", "value"), _rows(origin))
-    _print_groups(groups, total=sum(status.groups.values()))
+    print_groups(groups, total=sum(status.groups.values()))
 
 
 @show.command("group")
@@ -79,33 +80,7 @@ def show_group(ctx: typer.Context, group: GroupName, as_json: Json = False) -> N
     if as_json:
         print_json(found)
         return
-    state = found["state"] + (f" ({found['drop_reason']})" if found["drop_reason"] else "")
-    print_table(
-        ("group", found["label"]),
-        [
-            ("id", found["group_id"]),
-            ("state", state),
-            ("mean reward", number(found["reward_mean"])),
-            ("standard deviation", number(found["reward_std"])),
-            ("prompt", prompt_preview(found["prompt"], width=400)),
-            ("answer", found["prompt"].get("answer")),
-        ],
-    )
-    print_table(
-        ("rollout", "state", "reward", "attempts", "stop reason", "error"),
-        [
-            (
-                each["label"],
-                each["state"],
-                number(each["reward"]),
-                each["attempts"],
-                each["stop_reason"],
-                each["error_class"],
-            )
-            for each in found["rollouts"]
-        ],
-        right=("reward", "attempts"),
-    )
+    print_group(found)
 
 
 @show.command("rollout")
@@ -138,31 +113,9 @@ def show_rollout(
             | ({"record": record.model_dump() if record else None} if raw else {})
         )
     else:
-        _print_rollout(found)
+        print_rollout(found)
         if messages:
-            _print_messages(record)
-
-
-def _print_groups(groups: list[dict[str, Any]], *, total: int) -> None:
-    if not groups:
-        return
-    print_table(
-        ("group", "state", "succeeded", "failed", "reward mean", "prompt"),
-        [
-            (
-                each["label"],
-                each["state"] + (f" ({each['drop_reason']})" if each["drop_reason"] else ""),
-                f"{each['succeeded']}/{each['rollouts']}",
-                each["failed"],
-                number(each["reward_mean"]),
-                prompt_preview(each["prompt"]),
-            )
-            for each in groups
-        ],
-        right=("succeeded", "failed", "reward mean"),
-    )
-    if total > len(groups):
-        print(f"{total - len(groups)} more groups: --limit {total}")
+            print_messages(record)
 
 
 def _rows(values: dict[str, Any]) -> list[tuple[str, Any]]:
@@ -184,64 +137,3 @@ def _record(
         if each["trajectory"] is not None and wanted in (None, each["attempt_no"])
     ]
     return read_record(stored[-1], open_payloads(deployment.settings)) if stored else None
-
-
-def _print_rollout(found: dict[str, Any]) -> None:
-    print_table(
-        ("rollout", found["label"]),
-        [
-            ("id", found["rollout_id"]),
-            ("state", found["state"]),
-            ("reward", number(found["reward"])),
-            ("stop reason", found["stop_reason"]),
-            ("error", found["error_class"]),
-            ("prompt", prompt_preview(found["prompt"], width=400)),
-            ("answer", found["prompt"].get("answer")),
-        ],
-    )
-    print_table(
-        ("attempt", "state", "worker", "turns", "tokens", "error"),
-        [
-            (
-                each["attempt_no"],
-                each["state"],
-                each["worker"],
-                each["n_turns"],
-                sum(n or 0 for n in each["tokens"].values()),
-                _error_line(each["error"]),
-            )
-            for each in found["attempts"]
-        ],
-        right=("turns", "tokens"),
-    )
-    if found["rewards"]:
-        print_table(
-            ("scored by", "version", "attempt", "value", "error"),
-            [
-                (
-                    each["name"],
-                    each["scorer_version"],
-                    each["attempt_no"],
-                    number(each["value"]),
-                    each["error_class"],
-                )
-                for each in found["rewards"]
-            ],
-            right=("attempt", "value"),
-        )
-
-
-def _error_line(error: dict[str, Any] | None) -> str:
-    return "" if error is None else f"{error['class']} ({error['code']}): {error['message']}"
-
-
-def _print_messages(record: TrajectoryRecord | None) -> None:
-    if record is None:
-        print("No trajectory is stored.")
-        return
-    for message in record.messages:
-        print(f"── {safe_text(str(message.get('role')))}")
-        content = message.get("content")
-        print(safe_text(content if isinstance(content, str) else json.dumps(content)))
-        for call in message.get("tool_calls") or ():
-            print(safe_text(f"   calls {json.dumps(call.get('function', call))}"))

@@ -78,7 +78,7 @@ def controller(
 ) -> None:
     """Run dispatcher, collector and reconciler.
 
-    They hand out work, take in outcomes and give up what is lost, until SIGTERM or Ctrl-C.
+    They dispatch rollouts, record outcomes and give up lost attempts, until SIGTERM or Ctrl-C.
     """
     settings = settings_of(ctx)
     log_to_stderr(settings.log_level)

@@ -12,7 +12,8 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +23,6 @@ from pipeline.contract.errors import ServiceUnavailable
 from pipeline.embedded import EmbeddedServices
 from pipeline.settings import Settings
 from pipeline.settings.sections import BrokerSettings, DatabaseSettings, WorkerSettings
-from pipeline.store import schema
 from rollout.deployment import Deployment, engine_of
 from rollout.options import WorkerOptions
 from rollout.output import note
@@ -40,7 +40,7 @@ _CHILD_SETTINGS = {
 }
 
 
-class DemoMachine(NamedTuple):
+class ReadyMachine(NamedTuple):
     """The store, the model's base URL, and a check that raises when a process has ended."""
 
     deployment: Deployment
@@ -58,8 +58,8 @@ def demo_machine() -> Iterator[DemoMachine]:
     services = EmbeddedServices(folder / "data", durable=False)
     tell_ended = _remove_if_killed(services, folder)
     try:
-        with _started(folder / "data", services) as machine:
-            yield machine
+        with ExitStack() as stack:
+            yield DemoMachine(folder / "data", services, stack)
     finally:
         _ignore_signals()
         note("Stopping and removing everything …")
@@ -67,25 +67,36 @@ def demo_machine() -> Iterator[DemoMachine]:
         tell_ended()
 
 
-@contextmanager
-def _started(data_dir: Path, services: EmbeddedServices) -> Iterator[DemoMachine]:
-    note("Starting private Postgres and Redis servers …")
-    settings = _settings(data_dir, broker=BrokerSettings(url=SecretStr(services.start_redis())))
-    processes = LocalProcesses(settings, _CHILD_SETTINGS, folder=data_dir, only_environment=True)
-    # Both load while Postgres starts.
-    policy = processes.spawn_other(MODEL, [MODEL, *_POLICY_OPTIONS])
-    processes.start_workers(1, WorkerOptions(concurrency=64))
-    database = DatabaseSettings(url=SecretStr(services.start_postgres()))
-    settings = processes.settings = settings.model_copy(update={"database": database})
-    engine = engine_of(settings)
-    try:
+class DemoMachine:
+    """Starts everything; a worker and the stand-in model load while Postgres starts."""
+
+    def __init__(self, data_dir: Path, services: EmbeddedServices, stack: ExitStack) -> None:
+        note("Starting private Postgres and Redis servers …")
+        self._stack = stack
+        self._settings = _settings(
+            data_dir, broker=BrokerSettings(url=SecretStr(services.start_redis()))
+        )
+        self._processes = LocalProcesses(
+            self._settings, _CHILD_SETTINGS, folder=data_dir, only_environment=True
+        )
+        self._policy = self._processes.spawn_other(MODEL, [MODEL, *_POLICY_OPTIONS])
+        self._processes.start_workers(1, WorkerOptions(concurrency=64))
+        self._postgres = stack.enter_context(ThreadPoolExecutor(1)).submit(services.start_postgres)
+
+    def wait_ready(self) -> ReadyMachine:
+        """Wait for the database and the model, and start the controller."""
+        from pipeline.store import schema
+
+        database = DatabaseSettings(url=SecretStr(self._postgres.result()))
+        settings = self._settings.model_copy(update={"database": database})
+        engine = engine_of(settings)
+        self._stack.callback(engine.dispose)
         schema.upgrade(engine)
-        processes.start_controller()
-        base_url = _wait_ready(policy, processes)
+        self._processes.settings = settings
+        self._processes.start_controller()
+        base_url = _wait_ready(self._policy, self._processes)
         note(f"The offline policy, a stand-in for a model, plays at {base_url}.")
-        yield DemoMachine(Deployment(settings, engine), base_url, processes.check)
-    finally:
-        engine.dispose()
+        return ReadyMachine(Deployment(settings, engine), base_url, self._processes.check)
 
 
 def _settings(data_dir: Path, **sections: Any) -> Settings:

@@ -1,0 +1,127 @@
+"""What `rollout show` prints of groups, rollouts and conversations."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pipeline.contract.trajectory import TrajectoryRecord
+from rollout.output import number, print_table, safe_text
+from rollout.tables import prompt_preview
+
+
+def print_group(found: dict[str, Any]) -> None:
+    """Print a group: its prompt and its rollouts."""
+    state = found["state"] + (f" ({found['drop_reason']})" if found["drop_reason"] else "")
+    print_table(
+        ("group", found["label"]),
+        [
+            ("id", found["group_id"]),
+            ("state", state),
+            ("mean reward", number(found["reward_mean"])),
+            ("standard deviation", number(found["reward_std"])),
+            ("prompt", prompt_preview(found["prompt"], width=400)),
+            ("answer", found["prompt"].get("answer")),
+        ],
+    )
+    print_table(
+        ("rollout", "state", "reward", "attempts", "stop reason", "error"),
+        [
+            (
+                each["label"],
+                each["state"],
+                number(each["reward"]),
+                each["attempts"],
+                each["stop_reason"],
+                each["error_class"],
+            )
+            for each in found["rollouts"]
+        ],
+        right=("reward", "attempts"),
+    )
+
+
+def print_groups(groups: list[dict[str, Any]], *, total: int) -> None:
+    """Print the first groups of a run, a line for each."""
+    if not groups:
+        return
+    print_table(
+        ("group", "state", "succeeded", "failed", "reward mean", "prompt"),
+        [
+            (
+                each["label"],
+                each["state"] + (f" ({each['drop_reason']})" if each["drop_reason"] else ""),
+                f"{each['succeeded']}/{each['rollouts']}",
+                each["failed"],
+                number(each["reward_mean"]),
+                prompt_preview(each["prompt"]),
+            )
+            for each in groups
+        ],
+        right=("succeeded", "failed", "reward mean"),
+    )
+    if total > len(groups):
+        print(f"{total - len(groups)} more groups: --limit {total}")
+
+
+def print_rollout(found: dict[str, Any]) -> None:
+    """Print a rollout, its attempts and its scores."""
+    print_table(
+        ("rollout", found["label"]),
+        [
+            ("id", found["rollout_id"]),
+            ("state", found["state"]),
+            ("reward", number(found["reward"])),
+            ("stop reason", found["stop_reason"]),
+            ("error", found["error_class"]),
+            ("prompt", prompt_preview(found["prompt"], width=400)),
+            ("answer", found["prompt"].get("answer")),
+        ],
+    )
+    print_table(
+        ("attempt", "state", "worker", "turns", "tokens", "error"),
+        [
+            (
+                each["attempt_no"],
+                each["state"],
+                each["worker"],
+                each["n_turns"],
+                sum(n or 0 for n in each["tokens"].values()),
+                _error_line(each["error"]),
+            )
+            for each in found["attempts"]
+        ],
+        right=("turns", "tokens"),
+    )
+    if found["rewards"]:
+        print_table(
+            ("scored by", "version", "attempt", "value", "error"),
+            [
+                (
+                    each["name"],
+                    each["scorer_version"],
+                    each["attempt_no"],
+                    number(each["value"]),
+                    each["error_class"],
+                )
+                for each in found["rewards"]
+            ],
+            right=("attempt", "value"),
+        )
+
+
+def _error_line(error: dict[str, Any] | None) -> str:
+    return "" if error is None else f"{error['class']} ({error['code']}): {error['message']}"
+
+
+def print_messages(record: TrajectoryRecord | None) -> None:
+    """Print the conversation of an attempt."""
+    if record is None:
+        print("No trajectory is stored.")
+        return
+    for message in record.messages:
+        print(f"── {safe_text(str(message.get('role')))}")
+        content = message.get("content")
+        print(safe_text(content if isinstance(content, str) else json.dumps(content)))
+        for call in message.get("tool_calls") or ():
+            print(safe_text(f"   calls {json.dumps(call.get('function', call))}"))
