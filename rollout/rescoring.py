@@ -117,7 +117,7 @@ class Rescorer:
         """Publish all requests without a wait; return how many there are."""
         count = 0
         for requests in self._requests(job):
-            self._publisher.publish_rescores(requests, queue=job.queue)
+            self._publisher.publish(requests, queue=job.queue)
             count += len(requests)
         return count
 
@@ -142,7 +142,7 @@ class Rescorer:
             with waiting.watched(_Watch(self._deployment, processes).check):
                 for requests in self._requests(job):
                     waiting.expect(requests)
-                    waiting.refuse(self._publisher.publish_rescores(requests, queue=job.queue))
+                    waiting.refuse(self._publisher.publish(requests, queue=job.queue))
                     waiting.wait(_MOST_PENDING)
                 waiting.wait()
         except KeyboardInterrupt:

@@ -7,7 +7,7 @@ trajectory is a binary body beside them. Must not: carry a secret; workers have 
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -69,6 +69,14 @@ class _Request(AttemptRef, _Message):
     n: int
     prompt: dict[str, Any]
 
+    #: Name of the Celery task that takes it.
+    task: ClassVar[str]
+
+    @property
+    def task_id(self) -> str:
+        """The id of its Celery task."""
+        return self.label
+
     def describe(self) -> str:
         """Return the one line that operators see as the task's arguments."""
         place = f"group=g{self.group_no:06d} rollout={self.rollout_index + 1}/{self.n}"
@@ -77,6 +85,8 @@ class _Request(AttemptRef, _Message):
 
 class RolloutRequest(_Request, AttemptSpec):
     """One attempt, as a worker receives it."""
+
+    task = TASK_RUN
 
     scored: tuple[ErrorClass, ...] = SCORED_BY_DEFAULT
     strict_tools: bool = False
@@ -94,12 +104,19 @@ class RescoreRequest(_Request):
     The trajectory is `body` (base64 of the stored bytes), or lies at `body_uri`.
     """
 
+    task = TASK_RESCORE
+
     reward: str
     reward_config: dict[str, Any] = {}
     reward_timeout_s: float = 60.0
     codec: str = "zstd+json"
     body: str = Field(default="", repr=False)
     body_uri: str | None = None
+
+    @property
+    def task_id(self) -> str:
+        """The id of its Celery task: a trajectory may be scored by several rewards."""
+        return f"{self.label}-{self.reward}"
 
     def describe(self) -> str:
         """Return the one line that operators see as the task's arguments."""

@@ -1,7 +1,7 @@
 """Completions and heartbeats on the broker: sent in batches by workers, read by the collector.
 
-A worker keeps what it could not send and tries again until the broker has it; the collector
-acknowledges after its commit. Must not: decide anything, or touch the store.
+A worker's outbox keeps a completion until `send_completions` returns; the collector acknowledges
+after its commit. Must not: decide anything, or use the store.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,17 +33,42 @@ log = logging.getLogger(__name__)
 
 _CONTENT_TYPE = "application/x-rollout-completions"
 
-#: Redis: what this consumer holds is kept apart from the requests that workers hold.
+#: Redis: unacknowledged messages of this consumer are kept apart from those of workers.
 _UNACKED_KEY = "rollout.unacked"
+_PREFETCH = 64
 
 
-class OutcomePublisher:
-    """A connection over which a worker sends completions and heartbeats."""
+class _Connected:
+    """A connection that is closed when the broker fails, and made again at the next use."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._connection: Connection | None = None
-        self._producer: Producer | None = None
+
+    def close(self) -> None:
+        """Close the connection; the broker delivers unacknowledged messages again."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            try:
+                connection.release()
+            except (OSError, *connection.connection_errors):
+                pass
+
+    @contextmanager
+    def _broker_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            if not _is_broker_error(error, self._connection):
+                raise
+            self.close()
+            raise self._broker.unavailable(error) from error
+
+
+class OutcomePublisher(_Connected):
+    """A connection over which a worker sends completions and heartbeats."""
+
+    _producer: Producer | None = None
 
     def send_completions(self, completions: Sequence[Completion]) -> None:
         """Send completions as one message.
@@ -57,7 +83,7 @@ class OutcomePublisher:
             content_encoding="binary",
         )
 
-    def send_heartbeat(self, beat: Heartbeat) -> None:
+    def send_heartbeat(self, heartbeat: Heartbeat) -> None:
         """Send a heartbeat.
 
         Raises:
@@ -65,22 +91,18 @@ class OutcomePublisher:
         """
         self._publish(
             HEARTBEAT_QUEUE,
-            self._broker.signer.seal(beat.model_dump_json().encode(), HEARTBEAT),
+            self._broker.signer.seal(heartbeat.model_dump_json().encode(), HEARTBEAT),
             content_type="application/json",
             content_encoding="utf-8",
         )
 
     def close(self) -> None:
         """Close the connection."""
-        connection, self._connection, self._producer = self._connection, None, None
-        if connection is not None:
-            try:
-                connection.release()
-            except (OSError, *connection.connection_errors):
-                pass
+        self._producer = None
+        super().close()
 
     def _publish(self, name: str, body: bytes | str, **properties: Any) -> None:
-        try:
+        with self._broker_errors():
             if self._producer is None:
                 self._connection = self._broker.connect(confirm=True)
                 self._producer = Producer(self._connection)
@@ -94,16 +116,11 @@ class OutcomePublisher:
                 retry=False,
                 **properties,
             )
-        except Exception as error:
-            if not _is_broker_error(error, self._connection):
-                raise
-            self.close()
-            raise self._broker.unavailable(error) from error
 
 
 @dataclass(slots=True)
 class Delivery:
-    """What was read at once; acknowledge it after it is committed."""
+    """Messages that were read together; acknowledge them after their commit."""
 
     completions: list[Completion] = field(default_factory=list)
     heartbeats: list[Heartbeat] = field(default_factory=list)
@@ -120,18 +137,16 @@ class Delivery:
             message.ack()
 
 
-class OutcomeConsumer:
+class OutcomeConsumer(_Connected):
     """Reads completions and heartbeats; connects and reconnects by itself."""
 
-    def __init__(self, broker: Broker, *, prefetch: int = 64) -> None:
-        self._broker = broker
-        self._prefetch = prefetch
-        self._connection: Connection | None = None
+    def __init__(self, broker: Broker) -> None:
+        super().__init__(broker)
         self._delivery = Delivery()
         self.connected_at: float | None = None  #: monotonic; None while not connected
 
     def receive(self, *, most: int, linger_s: float, timeout_s: float) -> Delivery:
-        """Return what has come; empty after `timeout_s` without a message.
+        """Return the messages that arrived; none after `timeout_s` without one.
 
         Args:
             most: Completions after which no more are gathered.
@@ -139,12 +154,12 @@ class OutcomeConsumer:
             timeout_s: Wait for the first.
 
         Raises:
-            QueueUnavailable: The broker does not answer; what it delivered comes again.
+            QueueUnavailable: The broker does not answer; it delivers these messages again.
         """
-        try:
+        with self._broker_errors():
             if self._connection is None:
                 self._connect()
-            # What came since the last call, while the broker was asked something else, is here.
+            # Messages may also arrive between two calls, while the broker answers other requests.
             if not self._delivery.messages:
                 self._drain(timeout_s)
             until = time.monotonic() + linger_s
@@ -154,11 +169,6 @@ class OutcomeConsumer:
                     self._delivery.drained = True
                     break
             self._delivery.drained |= not self._delivery.messages
-        except Exception as error:
-            if not _is_broker_error(error, self._connection):
-                raise
-            self.close()
-            raise self._broker.unavailable(error) from error
         delivery, self._delivery = self._delivery, Delivery()
         return delivery
 
@@ -166,18 +176,13 @@ class OutcomeConsumer:
         """Acknowledge a delivery that is committed.
 
         Raises:
-            QueueUnavailable: The broker does not answer; the delivery comes again, harmlessly.
+            QueueUnavailable: The broker does not answer; the second delivery changes nothing.
         """
-        try:
+        with self._broker_errors():
             delivery.ack()
-        except Exception as error:
-            if not _is_broker_error(error, self._connection):
-                raise
-            self.close()
-            raise self._broker.unavailable(error) from error
 
     def backlog(self) -> int:
-        """Return how many messages wait unread, on the broker or here.
+        """Return the number of unread messages, on the broker and received here.
 
         Raises:
             QueueUnavailable: The broker does not answer.
@@ -186,21 +191,16 @@ class OutcomeConsumer:
             raise self._broker.unavailable(ConnectionError("not connected"))
         names = (COMPLETION_QUEUE, HEARTBEAT_QUEUE)
         waiting = sum(self._broker.depth(self._connection, name) for name in names)
-        # Over AMQP, messages may come before the answer does.
+        # Over AMQP, messages may arrive before the answer.
         return waiting + len(self._delivery.messages)
 
     def close(self) -> None:
-        """Close the connection; what was not acknowledged is delivered again."""
-        connection, self._connection = self._connection, None
+        """Close the connection; the broker delivers unacknowledged messages again."""
         self.connected_at = None
-        if connection is not None:
-            try:
-                connection.release()
-            except (OSError, *connection.connection_errors):
-                pass
+        super().close()
 
     def _connect(self) -> None:
-        self._delivery = Delivery()  # what the old connection brought, this one brings again
+        self._delivery = Delivery()  # the broker delivers messages of the old connection again
         self._connection = connection = self._broker.connect(unacked_key=_UNACKED_KEY)
         connection.ensure_connection(max_retries=1, timeout=self._broker.connect_timeout_s)
         channel: Any = connection.channel()
@@ -215,7 +215,7 @@ class OutcomeConsumer:
                 [self._broker.queue(name)],
                 on_message=callback,
                 accept=None,
-                prefetch_count=self._prefetch,
+                prefetch_count=_PREFETCH,
             )
             consumer.consume()
         self.connected_at = time.monotonic()
@@ -241,7 +241,7 @@ class OutcomeConsumer:
         try:
             decode(raw)
         except Forged as error:
-            # Of no kind that can be requeued: an operator must not be talked into taking it.
+            # A kind that cannot be requeued, so that no operator takes a forged message in.
             self._delivery.malformed.append(("forged", str(error), raw))
         except MalformedMessage as error:
             self._delivery.malformed.append((kind, str(error), raw))
@@ -258,11 +258,11 @@ class OutcomeConsumer:
 
 
 def restore_unacknowledged(channel: Any) -> None:
-    """Put back what a consumer that died had read from Redis but not acknowledged.
+    """Put back the messages that a dead consumer had read from Redis and not acknowledged.
 
-    Kombu would do so after the visibility timeout. Done at once, a restarted collector goes on
-    where the old one fell; a message that another collector still holds comes twice, which
-    changes nothing (docs/adr/0005).
+    Kombu would do so after the visibility timeout. A restarted collector need not wait for it; a
+    message that another collector still holds is delivered twice, which changes nothing
+    (docs/adr/0005).
     """
     qos = channel.qos
     with channel.conn_or_acquire() as client:

@@ -1,7 +1,7 @@
-"""The object store for bodies that do not travel in messages: a folder, or S3.
+"""The payload store, for bodies that do not travel in messages: a folder, or S3.
 
-Written by workers before they send the reference; read by trainers, the reconciler and the command
-line. An object holds a whole frame, so an outcome whose message was lost can be recovered from it.
+Workers write an object before they send its URI; trainers, the reconciler and the command line read
+it. An object holds a whole frame, so the outcome of a lost message can be recovered from it.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote, unquote, urlsplit
@@ -19,7 +21,7 @@ from pipeline.queue.frames import decode_completions, encode_completions
 from pipeline.queue.signing import COMPLETION, Signer
 from pipeline.settings import Settings
 
-E_PAYLOADS = "E203"  #: the store does not answer, or takes nothing more
+E_PAYLOADS = "E203"  #: the store does not answer, or its disk is full
 E_BODY_GONE = "E206"
 
 
@@ -31,7 +33,7 @@ class PayloadStore(Protocol):
         ...
 
     def get(self, uri: str) -> bytes | None:
-        """Return the data, None where there is none."""
+        """Return the data; None if there is no object."""
         ...
 
     def uri(self, key: str) -> str:
@@ -39,7 +41,7 @@ class PayloadStore(Protocol):
         ...
 
     def delete_all(self, folder: str) -> int:
-        """Delete whatever has a key `folder/…`; return how many objects."""
+        """Delete all objects with a key `folder/…`; return their number."""
         ...
 
 
@@ -51,8 +53,8 @@ class FolderPayloads:
 
     def put(self, key: str, data: bytes) -> str:
         """Write the file whole or not at all."""
-        path = self._path(key)
-        try:
+        path = self._folder / key
+        with _disk_errors(f"A trajectory could not be written below {self._folder}."):
             path.parent.mkdir(parents=True, exist_ok=True)
             handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
             try:
@@ -64,13 +66,6 @@ class FolderPayloads:
             except BaseException:
                 os.unlink(temporary)
                 raise
-        except OSError as error:
-            raise ServiceUnavailable(
-                f"A trajectory could not be written below {self._folder}.",
-                why=error.strerror or str(error),
-                remedy="Free some space, or set ROLLOUT_PAYLOADS__URL to another place.",
-                code=E_PAYLOADS,
-            ) from error
         return self.uri(key)
 
     def get(self, uri: str) -> bytes | None:
@@ -78,45 +73,44 @@ class FolderPayloads:
         path = Path(unquote(urlsplit(uri).path)).resolve()
         if not path.is_relative_to(self._folder):
             raise ConfigError(f"{uri} is not below the payload folder {self._folder}.")
-        try:
-            return path.read_bytes()
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise ServiceUnavailable(
-                f"A trajectory below {self._folder} cannot be read.",
-                why=f"{error.strerror or error}: {path.name}",
-                remedy="Check the folder's owner and disk, or ROLLOUT_PAYLOADS__URL.",
-                code=E_PAYLOADS,
-            ) from error
+        with _disk_errors(f"The trajectory {path.name} below {self._folder} cannot be read."):
+            try:
+                return path.read_bytes()
+            except FileNotFoundError:
+                return None
 
     def uri(self, key: str) -> str:
         """Return a file:// URI."""
-        return "file://" + quote(str(self._path(key)))
+        return "file://" + quote(str(self._folder / key))
 
     def delete_all(self, folder: str) -> int:
-        """Delete a folder below ours."""
-        path = self._path(folder)
-        try:
-            count = sum(found.is_file() for found in path.rglob("*"))
-            shutil.rmtree(path)
-        except FileNotFoundError:
-            return 0
-        except OSError as error:
-            raise ServiceUnavailable(
-                f"Trajectories below {path} cannot be deleted.",
-                why=f"{error.strerror or error}.",
-                remedy="Check the folder's owner and disk, or ROLLOUT_PAYLOADS__URL.",
-                code=E_PAYLOADS,
-            ) from error
+        """Delete a folder below this store's."""
+        path = self._folder / folder
+        with _disk_errors(f"Trajectories below {path} cannot be deleted."):
+            try:
+                count = sum(found.is_file() for found in path.rglob("*"))
+                shutil.rmtree(path)
+            except FileNotFoundError:
+                return 0
         return count
 
-    def _path(self, key: str) -> Path:
-        return self._folder / key
+
+@contextmanager
+def _disk_errors(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ServiceUnavailable(
+            what,
+            why=f"{error.strerror or error}.",
+            remedy="Free some space, check the folder's owner, or set ROLLOUT_PAYLOADS__URL to "
+            "another place.",
+            code=E_PAYLOADS,
+        ) from error
 
 
 class SealedPayloads:
-    """Objects that are signed when they are written, and checked when they are read."""
+    """Objects that are signed when written and checked when read."""
 
     def __init__(self, inner: PayloadStore, signer: Signer) -> None:
         self._inner = inner
@@ -127,10 +121,10 @@ class SealedPayloads:
         return self._inner.put(key, self._signer.seal(data, COMPLETION))
 
     def get(self, uri: str) -> bytes | None:
-        """Return data that we signed.
+        """Return data without its signature.
 
         Raises:
-            Forged: Somebody else wrote it.
+            Forged: It is not signed with this deployment's key.
         """
         data = self._inner.get(uri)
         return None if data is None else self._signer.open(data, COMPLETION)
@@ -140,12 +134,12 @@ class SealedPayloads:
         return self._inner.uri(key)
 
     def delete_all(self, folder: str) -> int:
-        """Delete whatever has a key `folder/…`, whoever wrote it."""
+        """Delete all objects with a key `folder/…`, signed or not."""
         return self._inner.delete_all(folder)
 
 
 class S3Payloads:
-    """Objects in a bucket; credentials come from the usual AWS places."""
+    """Objects in a bucket; credentials come from the usual AWS sources."""
 
     def __init__(self, bucket: str, prefix: str, **client_options: Any) -> None:
         import boto3
@@ -156,51 +150,59 @@ class S3Payloads:
 
     def put(self, key: str, data: bytes) -> str:
         """Upload an object."""
-        from botocore.exceptions import BotoCoreError, ClientError
-
-        try:
+        with self._errors():
             self._client.put_object(Bucket=self._bucket, Key=self._prefix + key, Body=data)
-        except (BotoCoreError, ClientError) as error:
-            raise _s3_unavailable(self._bucket, error) from error
         return self.uri(key)
 
     def get(self, uri: str) -> bytes | None:
         """Download an object."""
-        from botocore.exceptions import BotoCoreError, ClientError
+        from botocore.exceptions import ClientError
 
         parts = urlsplit(uri)
-        try:
-            answer = self._client.get_object(Bucket=parts.netloc, Key=parts.path.lstrip("/"))
-            return answer["Body"].read()
-        except ClientError as error:
-            if error.response.get("Error", {}).get("Code") in ("NoSuchKey", "404"):
-                return None
-            raise _s3_unavailable(self._bucket, error) from error
-        except BotoCoreError as error:
-            raise _s3_unavailable(self._bucket, error) from error
+        with self._errors():
+            try:
+                answer = self._client.get_object(Bucket=parts.netloc, Key=parts.path.lstrip("/"))
+                return answer["Body"].read()
+            except ClientError as error:
+                if error.response.get("Error", {}).get("Code") in ("NoSuchKey", "404"):
+                    return None
+                raise
 
     def uri(self, key: str) -> str:
         """Return an s3:// URI."""
         return f"s3://{self._bucket}/{self._prefix}{key}"
 
     def delete_all(self, folder: str) -> int:
-        """Delete objects, as many at once as S3 lists: a thousand."""
-        from botocore.exceptions import BotoCoreError, ClientError
-
+        """Delete objects, one page of the listing (a thousand) per call."""
         count = 0
         listing = self._client.get_paginator("list_objects_v2")
-        try:
+        with self._errors():
             for page in listing.paginate(Bucket=self._bucket, Prefix=f"{self._prefix}{folder}/"):
                 if keys := [{"Key": each["Key"]} for each in page.get("Contents", ())]:
                     answer = self._client.delete_objects(
                         Bucket=self._bucket, Delete={"Objects": keys, "Quiet": True}
                     )
                     if failed := answer.get("Errors"):
-                        raise _s3_unavailable(self._bucket, RuntimeError(failed[0]["Message"]))
+                        raise self._unavailable(failed[0]["Message"])
                     count += len(keys)
-        except (BotoCoreError, ClientError) as error:
-            raise _s3_unavailable(self._bucket, error) from error
         return count
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            yield
+        except (BotoCoreError, ClientError) as error:
+            raise self._unavailable(str(error)) from error
+
+    def _unavailable(self, why: str) -> ServiceUnavailable:
+        return ServiceUnavailable(
+            f"The bucket {self._bucket} does not answer.",
+            why=why,
+            remedy="Check ROLLOUT_PAYLOADS__URL, ROLLOUT_AWS__S3_ENDPOINT_URL and the credentials.",
+            code=E_PAYLOADS,
+        )
 
 
 def open_payloads(settings: Settings) -> PayloadStore:
@@ -234,15 +236,15 @@ def _open_unsigned(settings: Settings) -> PayloadStore:
 
 
 def payload_key(run_id: str, label: str) -> str:
-    """Return the key of an attempt's object: known before it exists, so it can be looked for.
+    """Return the key of an attempt's object; it depends on nothing that the attempt produces.
 
-    Whatever belongs to a run has its id as the folder, and `delete_all` takes it away.
+    A run's id is the folder of all its objects, for `delete_all`.
     """
     return f"{run_id}/{label}.frame"
 
 
 def check_out(completion: Completion, store: PayloadStore) -> Completion:
-    """Leave the body in the store and return the completion with the claim check."""
+    """Put the body into the store; return the completion with its URI instead."""
     key = payload_key(str(completion.run_id), completion.label)
     uri = store.uri(key)
     claimed = completion.model_copy(update={"body_uri": uri, "body_bytes": len(completion.body)})
@@ -254,7 +256,7 @@ def load_body(uri: str, store: PayloadStore) -> bytes:
     """Return the body behind a claim check.
 
     Raises:
-        ServiceUnavailable: It is not there.
+        ServiceUnavailable: It does not exist, or the store does not answer.
     """
     frame = store.get(uri)
     if frame is None:
@@ -266,12 +268,3 @@ def load_body(uri: str, store: PayloadStore) -> bytes:
         )
     completions, _ = decode_completions(frame)
     return completions[0].body if completions else b""
-
-
-def _s3_unavailable(bucket: str, error: Exception) -> ServiceUnavailable:
-    return ServiceUnavailable(
-        f"The bucket {bucket} does not answer.",
-        why=str(error),
-        remedy="Check ROLLOUT_PAYLOADS__URL, ROLLOUT_AWS__S3_ENDPOINT_URL and the credentials.",
-        code=E_PAYLOADS,
-    )

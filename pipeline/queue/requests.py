@@ -1,90 +1,73 @@
 """Requests to workers: published in batches as Celery tasks, by name.
 
-Used by the dispatcher, after the attempts are committed, and by `rollout rescore`. Must not: touch
+Used by the dispatcher after it has committed the attempts, and by `rollout rescore`. Must not: use
 the store.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from typing import TypeVar
 
 from celery import Celery
+from kombu import Connection
 from kombu.exceptions import BatchPublishError, OperationalError
 
-from pipeline.contract.messages import TASK_RESCORE, TASK_RUN, RescoreRequest, RolloutRequest
+from pipeline.contract.messages import RescoreRequest, RolloutRequest
 from pipeline.queue.broker import Broker
 from pipeline.queue.celery_app import make_celery_app
 from pipeline.queue.signing import CANCEL, REQUEST
 
 _ASK_S = 1.0
 
+R = TypeVar("R", RolloutRequest, RescoreRequest)
+
 
 class RequestPublisher:
-    """Publishes requests; the task id is the attempt's label."""
+    """Publishes requests, and sends commands to the workers of a broker."""
 
     def __init__(self, broker: Broker, *, expires_s: float) -> None:
         self._broker = broker
         self._app: Celery = make_celery_app(broker)
         self._expires_s = expires_s
 
-    def publish(self, requests: Sequence[RolloutRequest], *, queue: str) -> list[RolloutRequest]:
+    def publish(self, requests: Sequence[R], *, queue: str) -> list[R]:
         """Publish requests to a queue; return those that are too large for this broker.
 
         Raises:
             QueueUnavailable: The broker does not answer; some may have been published, and
                 publishing all of them again does no harm: a worker runs an attempt once.
         """
-        named = [(request.label, request) for request in requests]
-        left_out = self._send(TASK_RUN, named, queue)
-        return [request for request in requests if request.label in left_out]
-
-    def publish_rescores(
-        self, requests: Sequence[RescoreRequest], *, queue: str
-    ) -> list[RescoreRequest]:
-        """Publish requests to score stored trajectories again; return those that are too large.
-
-        Raises:
-            QueueUnavailable: The broker does not answer; publish all of them again.
-        """
-        named = [(f"{request.label}-{request.reward}", request) for request in requests]
-        left_out = self._send(TASK_RESCORE, named, queue)
-        return [request for task_id, request in named if task_id in left_out]
-
-    def _send(
-        self,
-        task: str,
-        requests: Sequence[tuple[str, RolloutRequest | RescoreRequest]],
-        queue: str,
-    ) -> set[str]:
         name = self._broker.prefix + queue
         signer = self._broker.signer
         expires = datetime.now(UTC) + timedelta(seconds=self._expires_s)
-        left_out: set[str] = set()
-        try:
-            with self._app.producer_pool.acquire(block=True) as producer, producer.batch():
-                for task_id, request in requests:
-                    message = request.model_dump_json(exclude_defaults=True)
-                    if not self._fits(message):
-                        left_out.add(task_id)
-                        continue
-                    signature = signer.signature(message, REQUEST)
-                    self._app.send_task(
-                        task,
-                        args=(message, signature) if signature else (message,),
-                        task_id=task_id,
-                        queue=name,
-                        producer=producer,
-                        expires=expires,
-                        retry=False,
-                        argsrepr=request.describe(),
-                        kwargsrepr="",
-                    )
-        except (OperationalError, BatchPublishError, OSError) as error:
-            self._start_over()
-            raise self._broker.unavailable(error) from error
-        return left_out
+        too_large: list[R] = []
+        with (
+            self._broker_errors(),
+            self._app.producer_pool.acquire(block=True) as producer,
+            producer.batch(),
+        ):
+            for request in requests:
+                message = request.model_dump_json(exclude_defaults=True)
+                if not self._fits(message):
+                    too_large.append(request)
+                    continue
+                signature = signer.signature(message, REQUEST)
+                self._app.send_task(
+                    request.task,
+                    args=(message, signature) if signature else (message,),
+                    task_id=request.task_id,
+                    queue=name,
+                    producer=producer,
+                    expires=expires,
+                    retry=False,
+                    argsrepr=request.describe(),
+                    kwargsrepr="",
+                )
+        return too_large
 
     def _fits(self, message: str) -> bool:
         most = self._broker.most_bytes
@@ -94,26 +77,23 @@ class RequestPublisher:
         return len(json.dumps(message)) <= most
 
     def stop_attempts(self, labels: Sequence[str]) -> None:
-        """Tell workers to stop attempts that are no longer theirs; heard by those that can.
+        """Command workers to stop attempts that are no longer theirs.
 
-        Best effort: a worker that does not hear it is fenced, and ends at its own deadline.
+        Best effort: the result of a worker that misses the command is fenced.
         """
         if not labels or not self._broker.has_remote_control:
             return
-        try:
+        with self._broker_errors():
             arguments: dict[str, object] = {"labels": list(labels)}
             if signature := self._broker.signer.signature("\n".join(labels), CANCEL):
                 arguments["signature"] = signature
-            with self._app.connection_for_write() as connection:
-                # The broadcast itself would wait for ever for a broker that is away.
-                connection.ensure_connection(max_retries=1, timeout=self._broker.connect_timeout_s)
+            with self._connection():
+                # Fails if the broker is down; the broadcast itself would wait for ever.
+                pass
             self._app.control.broadcast("cancel_attempts", arguments=arguments)
-        except (OperationalError, OSError) as error:
-            self._start_over()
-            raise self._broker.unavailable(error) from error
 
     def count_readers(self, queue: str) -> int | None:
-        """Return how many workers say that they read a queue; None: the broker cannot ask them.
+        """Return the number of workers that consume a queue; None: this broker cannot ask them.
 
         A worker that does not answer within a second is not counted.
 
@@ -122,14 +102,9 @@ class RequestPublisher:
         """
         if not self._broker.has_remote_control:
             return None
-        try:
-            with self._app.connection_for_write() as connection:
-                connection.ensure_connection(max_retries=1, timeout=self._broker.connect_timeout_s)
-                inspect = self._app.control.inspect(timeout=_ASK_S, connection=connection)
-                answers: dict[str, list[dict[str, str]]] = inspect.active_queues() or {}
-        except (OperationalError, OSError) as error:
-            self._start_over()
-            raise self._broker.unavailable(error) from error
+        with self._broker_errors(), self._connection() as connection:
+            inspect = self._app.control.inspect(timeout=_ASK_S, connection=connection)
+            answers: dict[str, list[dict[str, str]]] = inspect.active_queues() or {}
         name = self._broker.prefix + queue
         return sum(any(each["name"] == name for each in queues) for queues in answers.values())
 
@@ -137,7 +112,18 @@ class RequestPublisher:
         """Close the connections."""
         self._app.close()
 
-    def _start_over(self) -> None:
-        # The pool is kombu's, one per process and broker: closed for good, it would stay so.
-        pool = self._app.pool
-        pool.resize(pool.limit, force=True, ignore_errors=True, reset=True)
+    @contextmanager
+    def _connection(self) -> Iterator[Connection]:
+        with self._app.connection_for_write() as connection:
+            connection.ensure_connection(max_retries=1, timeout=self._broker.connect_timeout_s)
+            yield connection
+
+    @contextmanager
+    def _broker_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (OperationalError, BatchPublishError, OSError) as error:
+            # The pool is kombu's, one per process and broker: closed, it could not be used again.
+            pool = self._app.pool
+            pool.resize(pool.limit, force=True, ignore_errors=True, reset=True)
+            raise self._broker.unavailable(error) from error
