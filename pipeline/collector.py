@@ -1,7 +1,7 @@
 """The collector: takes completions and heartbeats from the broker into the store.
 
-Sole writer of what workers say. Commit first, acknowledge second: a crash in between brings the
-messages again, and the fence (rollout, attempt) makes that harmless.
+Commits first and acknowledges second: after a crash in between the broker delivers the messages
+again, and the fence (rollout, attempt) makes that harmless. Must not: decide outcomes.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from pipeline.store.rescores import record_rescores
 
 log = logging.getLogger(__name__)
 
-#: A lost worker is noticed this much later, at most; each report is a small transaction.
+#: Adds at most this much to the time until a lost worker is noticed; each report is a transaction.
 _REPORT_EVERY_S = 0.5
 
-#: What a value nobody thought of ends in; not what a lack of memory or connections does.
+#: Errors caused by the message itself, so a retry cannot help. Resource errors are not among them.
 _OF_THE_MESSAGE = (
     ValueError,
     TypeError,
@@ -45,7 +45,7 @@ _OF_THE_MESSAGE = (
 
 
 class Collector:
-    """Reads, commits, acknowledges; says how far it has read."""
+    """Reads, commits, acknowledges; reports its watermark."""
 
     name = "collector"
 
@@ -61,9 +61,9 @@ class Collector:
 
         Args:
             engine: The store.
-            consumer: What workers say.
+            consumer: Completions and heartbeats of workers.
             settings: Batch size, linger, leases.
-            stop_attempts: Tells workers to stop attempts that are no longer theirs.
+            stop_attempts: Commands workers to stop attempts that are no longer theirs.
         """
         self._engine = engine
         self._consumer = consumer
@@ -84,8 +84,8 @@ class Collector:
             )
         delivery = self._unstored
         if delivery.messages:
-            # If the store is away, the next step goes on here: while this connection lasts, the
-            # broker gives what was not acknowledged to nobody else.
+            # If the store is down, the next step continues here: while this connection lasts, the
+            # broker delivers its unacknowledged messages to no other collector.
             unwanted = self._take_in(delivery)
             self._unstored = None
             self._consumer.ack(delivery)
@@ -95,7 +95,7 @@ class Collector:
             self._report(delivery)
 
     def close(self) -> None:
-        """Sign off; what is not acknowledged is read by the next collector."""
+        """Sign off; the next collector reads the unacknowledged messages."""
         self._consumer.close()
         transact(self._engine, lambda connection: forget_process(connection, self._process_id))
 
@@ -113,11 +113,11 @@ class Collector:
         return [label for part in _parts(delivery) for label in self._take_in_part(part)]
 
     def _take_in_part(self, part: Delivery) -> list[str]:
-        """Commit one message of a delivery; what the store refuses goes to the dead letters."""
+        """Commit one message; if the store rejects it, add it to the dead letters."""
         try:
             return transact(self._engine, lambda c: self._write(c, part))
-        # Broad on purpose: a message that nobody can take in would come again for ever, and with
-        # it all its neighbours.
+        # Broad on purpose: a message that always fails would be delivered for ever, together with
+        # its neighbours.
         except Exception as error:
             if not _is_of_the_message(error):
                 raise
@@ -131,16 +131,16 @@ class Collector:
         return transact(self._engine, lambda c: self._write(c, refused))
 
     def _write(self, connection: Connection, delivery: Delivery) -> list[str]:
-        # Outcomes first: a rollout that is done need not be kept alive.
-        said = delivery.completions
-        report = record_outcomes(connection, [c for c in said if c.purpose == "attempt"])
+        # Outcomes first: a rollout that has ended needs no new lease.
+        completions = delivery.completions
+        report = record_outcomes(connection, [c for c in completions if c.purpose == "attempt"])
         unknown = report.unknown + record_rescores(
-            connection, [c for c in said if c.purpose == "rescore"]
+            connection, [c for c in completions if c.purpose == "rescore"]
         )
         malformed = delivery.malformed + [
             (refused.kind, refused.reason, refused.raw.encode())
-            for beat in delivery.heartbeats
-            for refused in beat.refused
+            for heartbeat in delivery.heartbeats
+            for refused in heartbeat.refused
         ]
         add_malformed(connection, malformed)
         add_unknown(connection, [(c, encode_completions([c])) for c in unknown])
@@ -150,8 +150,8 @@ class Collector:
             log.warning("%s", sentence)
         lease_s = self._settings.lease.lease_s
         unwanted = report.stopped
-        for beat in _latest(delivery.heartbeats):
-            unwanted += keep_alive(connection, beat, lease_s=lease_s)
+        for heartbeat in _latest(delivery.heartbeats):
+            unwanted += keep_alive(connection, heartbeat, lease_s=lease_s)
         return unwanted
 
     def _stop(self, labels: list[str]) -> None:
@@ -183,30 +183,30 @@ class Collector:
 
 
 def _is_of_the_message(error: Exception) -> bool:
-    """Say whether the error would be the same the next time: no server is to blame for it."""
+    """Say whether a second try would end in the same error, because the message causes it."""
     if isinstance(error, DBAPIError):
         return isinstance(error, DataError | IntegrityError)
     return isinstance(error, _OF_THE_MESSAGE) and not isinstance(error, ServiceUnavailable)
 
 
 def _reason(error: Exception) -> str:
-    said = str(getattr(error, "orig", error)).strip().splitlines()
-    return said[0] if said else type(error).__name__
+    lines = str(getattr(error, "orig", error)).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
 
 
 def _parts(delivery: Delivery) -> Iterator[Delivery]:
     yield Delivery(malformed=delivery.malformed)
     for completion in delivery.completions:
         yield Delivery(completions=[completion])
-    for beat in delivery.heartbeats:
-        yield Delivery(heartbeats=[beat])
+    for heartbeat in delivery.heartbeats:
+        yield Delivery(heartbeats=[heartbeat])
 
 
-def _latest(beats: list[Heartbeat]) -> list[Heartbeat]:
+def _latest(heartbeats: list[Heartbeat]) -> list[Heartbeat]:
     """Return the newest heartbeat of each worker: after a pause there may be many."""
     newest: dict[str, Heartbeat] = {}
-    for beat in beats:
-        known = newest.get(beat.worker_id)
-        if known is None or beat.sequence > known.sequence:
-            newest[beat.worker_id] = beat
+    for heartbeat in heartbeats:
+        known = newest.get(heartbeat.worker_id)
+        if known is None or heartbeat.sequence > known.sequence:
+            newest[heartbeat.worker_id] = heartbeat
     return list(newest.values())

@@ -1,7 +1,7 @@
 """The dispatcher: turns queued rollouts into committed attempts, then publishes them.
 
-Row first, publish second, one publisher: first attempts, retries and rescues all take this road.
-Must not: decide outcomes.
+Row first, publish second. Only the dispatcher publishes attempts: first ones, retries and those of
+lost rollouts. Must not: decide outcomes.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ class Dispatcher:
         self._engine = engine
         self._publisher = publisher
         self._settings = settings.dispatch
-        # An unstarted request is discarded by its worker at `expires`; only after that, and a
-        # grace, may it be given up: no stale copy can then run beside its successor.
+        # A worker discards an unstarted request at `expires`. The lease of its attempt ends only
+        # after that, so that no stale copy can run beside its successor.
         self._unstarted_lease_s = settings.dispatch.request_expires_s + settings.lease.lease_s
         self._listener = Listener(engine, WORK_CHANNEL)
         self._unpublished: list[_Batch] = []
         self._woken = True
 
     def step(self) -> None:
-        """Publish what is committed, claim more, or wait until there is work."""
+        """Publish committed attempts, claim more, or wait until there is work."""
         self._publish()
         self._unpublished = transact(self._engine, self._claim)
         if self._unpublished:
@@ -62,7 +62,7 @@ class Dispatcher:
             self._woken = self._listener.wait(self._settings.poll_s)
 
     def close(self) -> None:
-        """Hand back what was claimed and could not be published."""
+        """Hand back attempts that were claimed and could not be published."""
         try:
             self._publish()
         except QueueUnavailable:
@@ -86,7 +86,7 @@ class Dispatcher:
                 self._fail(too_large)
 
     def _fail(self, too_large: list[RolloutRequest]) -> None:
-        """End rollouts that no message can carry: tried again, they would hold up all others."""
+        """Fail rollouts whose request is too large: published again, it would delay all others."""
         log.warning("%d requests are too large for the broker; they failed.", len(too_large))
         failures = [_too_large(request) for request in too_large]
         transact(self._engine, lambda connection: record_outcomes(connection, failures))
@@ -98,7 +98,7 @@ class Dispatcher:
         if self._settings.runs:
             in_flight = {run_id: n for run_id, n in in_flight.items() if run_id in only}
         room = self._settings.max_in_flight - sum(in_flight.values())
-        # Refilling for every freed place would make many small transactions out of few large ones.
+        # Refilling each freed slot at once would make many small transactions of few large ones.
         if room < max(1, self._settings.max_in_flight // 10) and self._woken:
             return []
         batches: list[_Batch] = []
@@ -106,7 +106,7 @@ class Dispatcher:
         if self._settings.runs:
             runs = [run for run in runs if run.run_id in only]
         for position, run in enumerate(runs):
-            # Runs of one priority share what is left; a higher priority takes all it can.
+            # Runs of equal priority share the remaining room; a higher priority takes all it can.
             peers = sum(other.config.priority == run.config.priority for other in runs[position:])
             most = min(-(-room // peers), self._settings.batch_size)
             if run.config.max_in_flight is not None:
@@ -141,7 +141,7 @@ def request_of(run: Run, attempt: ClaimedAttempt) -> RolloutRequest:
             for error_class in SCORED_BY_DEFAULT
             if config.on_error.get(error_class, Action.SCORE) is Action.SCORE
         ),
-        # A tool's failure is told to the model, unless the run names another action for it.
+        # The model reads a tool's failure, unless the run names another action for it.
         strict_tools=ErrorClass.TOOL_ERROR in config.on_error,
         policy_version=run.policy_version,
         weight=config.weight,

@@ -1,7 +1,7 @@
-"""The loop that every service runs in: one step after the other, whatever goes wrong.
+"""The loop that every service runs in: one step after the other, also after an error.
 
-Used by the controller for dispatcher, collector and reconciler. A service that the database or the
-broker left alone says so, waits, and goes on; it never exits because of them.
+Used by the controller for dispatcher, collector and reconciler. A service whose database or broker
+is down logs that, waits, and tries again; it never exits because of them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Service(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of connections; the service may not be used afterwards."""
+        """Close the connections; the service may not be used afterwards."""
         ...
 
 
@@ -63,7 +63,7 @@ def run_service(service: Service, stop: threading.Event) -> None:
 
 
 def spare_garbage_collection() -> None:
-    """Leave all that is loaded out of garbage collection, and look at the rest less often.
+    """Exclude all loaded objects from garbage collection, and collect the others less often.
 
     Called by a process that is ready to work. Most of what it allocates is freed without the
     collector, which at its defaults takes a quarter of a worker's event loop.

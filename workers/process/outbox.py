@@ -1,8 +1,7 @@
-"""Completions on their way out: gathered briefly, sent together, kept until the broker has them.
+"""The outbox: completions are gathered briefly, sent together, and kept until the broker has them.
 
-Filled by the event loop, emptied by a thread of its own. A completion leaves memory only when the
-broker has it; what is left when the worker must end is written to a folder and sent by the next
-worker that starts there.
+Filled by the event loop, emptied by a thread. Completions that are unsent when the worker must end
+are written to a folder (the spool); the next worker that starts there sends them.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from pipeline.queue.payloads import PayloadStore, check_out
 
 log = logging.getLogger(__name__)
 
-#: Long enough to gather what ends together, short beside any rollout.
+#: Long enough to gather completions that end together, short compared with any rollout.
 _LINGER_S = 0.1
 _MOST = 64
 #: A message stays below what SQS takes (256 KiB, base64 included).
 _MOST_BYTES = 180_000
 _MAX_BACKOFF_S = 5.0
-#: What takes longer to send waits for somebody; anything else is news by the next heartbeat.
+#: A completion unsent for longer than this is reported in heartbeats, so that its lease is renewed.
 _AWAY_S = 1.0
 
 
@@ -65,9 +64,9 @@ class Outbox(threading.Thread):
         self._queue.put(completion)
 
     def beats(self) -> tuple[AttemptBeat, ...]:
-        """Return what waits for a broker or a payload store that is away, for the heartbeat.
+        """Return the attempts whose completion waits for the broker or the payload store.
 
-        Otherwise its lease would run out meanwhile, and the work be done again.
+        Heartbeats list them, or their leases would end and the work would be repeated.
         """
         before = time.monotonic() - _AWAY_S
         return tuple(
@@ -100,7 +99,7 @@ class Outbox(threading.Thread):
         if first is None:
             return [], True
         batch: list[Completion] = [first]
-        # Asleep rather than in the queue: there every completion would wake this thread.
+        # A blocking `get` would wake this thread for every completion.
         if self._queue.qsize() < _MOST - 1:
             self._closing.wait(_LINGER_S)
         while len(batch) < _MOST:
@@ -136,7 +135,7 @@ class Outbox(threading.Thread):
                 for completion in part:
                     self._waiting_since.pop(completion.key, None)
                 return
-            # Broad on purpose: were this thread to end, heartbeats would hold for ever what waits.
+            # Broad on purpose: if this thread ended, heartbeats would renew its attempts for ever.
             except Exception as error:
                 if not isinstance(error, QueueUnavailable):
                     log.exception("%d completions could not be sent.", len(part))
@@ -154,7 +153,7 @@ class Outbox(threading.Thread):
                 time.sleep(min(_MAX_BACKOFF_S, 0.1 * 2 ** min(failures, 10)))
 
     def _encodable(self, part: list[Completion]) -> list[Completion]:
-        """Leave out what can never be sent; its lease ends, and its rollout is run again."""
+        """Drop completions that can never be sent; their leases end, and the rollouts run again."""
         kept: list[Completion] = []
         for completion in part:
             try:
