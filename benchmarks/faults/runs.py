@@ -15,10 +15,11 @@ from sqlalchemy.exc import DBAPIError
 
 from benchmarks.faults import plugin
 from benchmarks.faults.deployment import Deployment
-from benchmarks.faults.evidence import Evidence, collect
-from benchmarks.faults.histories import wall_clock
+from benchmarks.faults.evidence import Evidence, Row
+from benchmarks.faults.histories import read_history, wall_clock
 from benchmarks.faults.observer import StoreObserver
 from benchmarks.mock_answers import FINAL_ANSWER
+from benchmarks.mock_llm import ACTOR as MODEL
 from benchmarks.workloads import QUESTION
 from pipeline.contract.run import RunConfig
 from pipeline.store.prompts import PromptSource
@@ -30,6 +31,18 @@ GROUP_SIZE = 8
 PATIENT = 20
 
 _NUMBERS = itertools.count(1)
+
+_ROLLOUTS = """
+SELECT *, :slug || '-g' || lpad(group_no::text, 6, '0') || '-r' || rollout_index AS name
+FROM rollouts WHERE run_id = :run_id ORDER BY group_no, rollout_index
+"""
+_ATTEMPTS = "SELECT * FROM attempts WHERE run_id = :run_id ORDER BY rollout_id, attempt_no"
+_GROUPS = "SELECT * FROM groups WHERE run_id = :run_id ORDER BY group_no"
+_EVENTS = "SELECT * FROM events WHERE run_id = :run_id ORDER BY seq"
+_BATCHES = """
+SELECT b.consumer, b.trainer_step, b.state, m.group_id
+FROM train_batches b JOIN train_batch_groups m USING (batch_id) WHERE b.run_id = :run_id
+"""
 
 
 class FaultRun:
@@ -135,7 +148,35 @@ class FaultRun:
     def evidence(self) -> Evidence:
         """Return what the store and the histories say, once all has ended."""
         self._observer.stop()
-        return collect(self.deployment, self, self._observer)
+        with self.deployment.engine.connect() as connection:
+
+            def rows(query: str) -> list[Row]:
+                values = {"run_id": self.run_id, "slug": self.slug}
+                return [dict(row) for row in connection.execute(text(query), values).mappings()]
+
+            stored = [rows(query) for query in (_ROLLOUTS, _ATTEMPTS, _GROUPS, _EVENTS, _BATCHES)]
+        rollouts, attempts, groups, events, batches = stored
+        mark = f"{self.slug}-g"
+        executions = read_history(self.deployment.histories, plugin.ACTOR)
+        calls = read_history(self.deployment.histories, MODEL)
+        return Evidence(
+            slug=self.slug,
+            groups_asked=self.groups,
+            group_size=self.config.n,
+            max_attempts=self.config.max_attempts,
+            max_lost=self.config.max_lost,
+            max_in_flight=self.deployment.size.max_in_flight,
+            rollouts=rollouts,
+            attempts=attempts,
+            groups=groups,
+            events=events,
+            batches=batches,
+            executions=_of_run(executions, "label", mark),
+            calls=_of_run(calls, "rollout", mark),
+            changes=list(self._observer.changes),
+            faults=list(self.faults),
+            started_at=self.started_at,
+        )
 
     def is_done(self) -> bool:
         """Whether every rollout has ended."""
@@ -155,6 +196,10 @@ class FaultRun:
     def _ended(self) -> int:
         states = self.states()
         return states["succeeded"] + states["failed"] + states["cancelled"]
+
+
+def _of_run(lines: Sequence[Row], key: str, mark: str) -> list[Row]:
+    return [line for line in lines if (line.get(key) or "").startswith(mark)]
 
 
 def _defaults() -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """The layers, as one table that every import is held against.
 
-A row says which modules make up a layer and which layers they may import. What is not listed is
-not allowed; `lazily` may be imported inside functions only.
+A row says which modules make up a layer and which layers they may import: at the top of a module,
+inside a function or for types alone makes no difference. Rows stand from the bottom to the top, and
+a row names only rows above it in the file, so no arrow leads upward.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("rollout", "pipeline", "workers", "producers", "migrations")
+PACKAGES = ("rollout", "pipeline", "workers", "producers", "migrations", "benchmarks")
 
 MAX_LINES = 400
 MAX_TEST_LINES = 600
@@ -27,95 +29,79 @@ MAX_TEST_LINES = 600
 class Layer:
     modules: tuple[str, ...]
     may: tuple[str, ...] = ()
-    lazily: tuple[str, ...] = ()
 
 
+PURE = ("contract", "settings")
 ADAPTERS = ("store", "queue")
 SERVICES = ("dispatcher", "collector", "reconciler")
+LIBRARY = ("library", "model clients", "rewards", "agentic rollout")
 
 LAYERS = {
     # The pure middle.
     "contract": Layer(("pipeline.contract",)),
     "settings": Layer(("pipeline.settings",), ("contract",)),
     "retry": Layer(("pipeline.retry",), ("contract",)),
-    "redaction": Layer(("pipeline.redaction",), ("contract", "settings")),
+    "redaction": Layer(("pipeline.redaction",), PURE),
     "service loop": Layer(("pipeline.service",), ("contract",)),
     "hidden packages": Layer(("pipeline.hidden_packages",), ("contract",)),
-    "package roots": Layer(("pipeline", "workers", "producers"), lazily=("library",)),
     # Adapters: each knows one outside system, and none knows another.
-    "store": Layer(("pipeline.store",), ("contract", "settings", "retry")),
+    "store": Layer(("pipeline.store",), (*PURE, "retry")),
     "migrations": Layer(("migrations",), ("store",)),
-    "queue": Layer(("pipeline.queue",), ("contract", "settings")),
-    "limits": Layer(("pipeline.limits",), ("contract", "settings")),
-    "embedded": Layer(("pipeline.embedded",), ("contract", "settings")),
+    "queue": Layer(("pipeline.queue",), PURE),
+    "limits": Layer(("pipeline.limits",), PURE),
+    "embedded": Layer(("pipeline.embedded",), PURE),
     # Services: they use the adapters, and none knows another.
     **{
-        name: Layer(
-            (f"pipeline.{name}",), ("contract", "settings", "retry", "service loop", *ADAPTERS)
-        )
+        name: Layer((f"pipeline.{name}",), (*PURE, "retry", "service loop", *ADAPTERS))
         for name in SERVICES
     },
-    "rescorer": Layer(("pipeline.rescorer",), ("contract", "settings", *ADAPTERS)),
-    "redrive": Layer(("pipeline.redrive",), ("contract", *ADAPTERS)),
-    "trainer": Layer(("pipeline.trainer",), ("contract", "settings", "embedded", *ADAPTERS)),
-    "web": Layer(("pipeline.web",), ("contract", "settings", "limits", "trainer", *ADAPTERS)),
-    # What puts them together.
     "controller": Layer(
-        ("pipeline.controller",),
-        ("contract", "settings", "redaction", "service loop", *ADAPTERS, *SERVICES),
+        ("pipeline.controller",), (*PURE, "redaction", "service loop", *ADAPTERS, *SERVICES)
     ),
-    "cli": Layer(
-        ("rollout",),
-        (
-            "contract",
-            "settings",
-            "hidden packages",
-            "service loop",
-            "embedded",
-            "limits",
-            "controller",
-            "trainer",
-            "web",
-            "rescorer",
-            "redrive",
-            "producers",
-            "workers",
-            "library",
-            "model clients",
-            "rewards",
-            *ADAPTERS,
-        ),
-    ),
+    "rescorer": Layer(("pipeline.rescorer",), (*PURE, *ADAPTERS)),
+    "redrive": Layer(("pipeline.redrive",), ("contract", *ADAPTERS)),
+    "trainer": Layer(("pipeline.trainer",), (*PURE, "embedded", *ADAPTERS)),
     # Producers and workers: towards the middle, never towards each other.
-    "producers": Layer(("producers",), ("contract", "settings", "store", "trainer")),
+    "producers": Layer(("producers",), (*PURE, "store")),
     "library": Layer(
         (
             "workers.core",
             "workers.agents",
             "workers.tools",
             "workers.sandbox",
-            "workers.agentic_rollout",
             "workers.verl",
         ),
-        lazily=("model clients", "rewards"),
     ),
     "model clients": Layer(("workers.llm", "workers.offline_policy"), ("contract", "library")),
     "rewards": Layer(("workers.rewards",), ("contract", "library")),
-    "workers": Layer(
-        ("workers",),
+    "agentic rollout": Layer(("workers.agentic_rollout",), ("library", "model clients")),
+    "worker process": Layer(
+        ("workers.process",),
+        (*PURE, "redaction", "service loop", "queue", "limits", *LIBRARY),
+    ),
+    # What puts them together.
+    "package roots": Layer(("pipeline", "workers", "producers"), LIBRARY),
+    "command line": Layer(
+        ("rollout",),
         (
-            "contract",
-            "settings",
-            "redaction",
+            *PURE,
+            "hidden packages",
             "service loop",
-            "queue",
+            "embedded",
             "limits",
-            "library",
-            "model clients",
-            "rewards",
+            "controller",
+            "rescorer",
+            "redrive",
+            "trainer",
+            "producers",
+            "worker process",
+            *LIBRARY,
+            *ADAPTERS,
         ),
     ),
 }
+# Only in a checkout: it may import everything, and nothing may import it.
+LAYERS["benchmarks"] = Layer(("benchmarks",), tuple(LAYERS))
 
 #: Other distributions that the pure middle may use.
 CONTRACT_USES = {"pydantic"}
@@ -126,17 +112,12 @@ FORBIDDEN_NAMES = {"utils", "util", "common", "helpers", "helper", "manager", "m
 
 @dataclass(frozen=True)
 class Import:
-    """One import: who, whom, and whether it happens when the module is loaded."""
-
     source: str
     target: str
-    lazy: bool
-    for_types: bool
     line: int
 
     def __str__(self) -> str:
-        how = " lazily" if self.lazy else ""
-        return f"{self.source}:{self.line} imports {self.target}{how}"
+        return f"{self.source}:{self.line} imports {self.target}"
 
 
 def source_files() -> list[Path]:
@@ -153,57 +134,25 @@ def syntax_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
-class ImportReader(ast.NodeVisitor):
-    def __init__(self, source: str, known: set[str]) -> None:
-        self.source, self.known = source, known
-        self.found: list[Import] = []
-        self._functions = self._type_blocks = 0
-
-    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        self._functions += 1
-        self.generic_visit(node)
-        self._functions -= 1
-
-    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
-        self.visit_FunctionDef(node)
-
-    def visit_If(self, node: ast.If) -> None:
-        for_types = getattr(node.test, "id", None) == "TYPE_CHECKING"
-        self._type_blocks += for_types
-        for child in node.body:
-            self.visit(child)
-        self._type_blocks -= for_types
-        for child in node.orelse:
-            self.visit(child)
-
-    def visit_Import(self, node: ast.Import) -> None:
-        for alias in node.names:
-            self._note(alias.name, node.lineno)
-
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
-        assert node.level == 0, f"{self.source}:{node.lineno} imports relatively"
-        assert node.module is not None
-        for alias in node.names:
-            submodule = f"{node.module}.{alias.name}"
-            self._note(submodule if submodule in self.known else node.module, node.lineno)
-
-    def _note(self, target: str, line: int) -> None:
-        self.found.append(
-            Import(self.source, target, self._functions > 0, self._type_blocks > 0, line)
-        )
+def imports_of(path: Path, known: set[str]) -> Iterator[Import]:
+    source = module_of(path)
+    for node in ast.walk(syntax_of(path)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(source, alias.name, node.lineno)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{source}:{node.lineno} imports relatively"
+            assert node.module is not None
+            for alias in node.names:
+                submodule = f"{node.module}.{alias.name}"
+                target = submodule if submodule in known else node.module
+                yield Import(source, target, node.lineno)
 
 
 @cache
 def all_imports() -> tuple[Import, ...]:
     known = {module_of(path) for path in source_files()}
-
-    def read() -> Iterator[Import]:
-        for path in source_files():
-            reader = ImportReader(module_of(path), known)
-            reader.visit(syntax_of(path))
-            yield from reader.found
-
-    return tuple(read())
+    return tuple(item for path in source_files() for item in imports_of(path, known))
 
 
 def layer_of(module: str) -> str | None:
@@ -227,9 +176,11 @@ def test_every_module_has_a_layer():
     assert not homeless, "give it a row in LAYERS"
 
 
-def test_the_table_names_only_layers_that_it_has():
-    named = {name for row in LAYERS.values() for name in (*row.may, *row.lazily)}
-    assert named <= set(LAYERS)
+def test_no_arrow_of_the_table_leads_upward():
+    below: set[str] = set()
+    for name, row in LAYERS.items():
+        assert set(row.may) <= below, name
+        below.add(name)
 
 
 def test_every_import_is_in_the_table():
@@ -237,11 +188,7 @@ def test_every_import_is_in_the_table():
     for item in own_imports():
         source, target = layer_of(item.source), layer_of(item.target)
         assert source is not None
-        row = LAYERS[source]
-        allowed = target in (source, *row.may) or (
-            target in row.lazily and (item.lazy or item.for_types)
-        )
-        if not allowed:
+        if target not in (source, *LAYERS[source].may):
             refused.append(f"{item} ({source} → {target})")
     assert not refused, "\n".join(refused)
 
@@ -249,40 +196,29 @@ def test_every_import_is_in_the_table():
 @pytest.mark.parametrize(
     ("layer", "never"),
     [
-        ("workers", "store"),
+        ("worker process", "store"),
         ("library", "contract"),
         ("store", "queue"),
         ("queue", "store"),
         ("limits", "store"),
-        ("producers", "workers"),
-        ("workers", "producers"),
+        ("producers", "worker process"),
+        ("worker process", "producers"),
         *((one, other) for one in SERVICES for other in SERVICES if one != other),
     ],
 )
 def test_the_table_itself_keeps_apart_what_must_not_meet(layer, never):
-    assert never not in (*LAYERS[layer].may, *LAYERS[layer].lazily)
-
-
-def test_the_product_imports_no_benchmarks():
-    assert not [str(item) for item in all_imports() if item.target.startswith("benchmarks")]
+    assert never not in LAYERS[layer].may
 
 
 def test_no_module_imports_itself_through_others():
     graph: dict[str, set[str]] = {}
     for item in own_imports():
-        if not item.lazy and not item.for_types:
+        if item.target != item.source:
             graph.setdefault(item.source, set()).add(item.target)
-    finished: set[str] = set()
-
-    def visit(module: str, path: tuple[str, ...]) -> None:
-        assert module not in path, " → ".join((*path[path.index(module) :], module))
-        if module not in finished:
-            for target in sorted(graph.get(module, ())):
-                visit(target, (*path, module))
-            finished.add(module)
-
-    for module in sorted(graph):
-        visit(module, ())
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" → ".join(error.args[1]))
 
 
 def test_the_contract_uses_the_standard_library_and_pydantic_only():
@@ -311,7 +247,6 @@ def test_no_module_reads_the_environment_while_it_is_imported():
 
 def test_files_are_short_enough_to_read():
     limits = [(path, MAX_LINES) for path in source_files()]
-    limits += [(path, MAX_LINES) for path in (ROOT / "benchmarks").rglob("*.py")]
     limits += [(path, MAX_TEST_LINES) for path in (ROOT / "tests").rglob("*.py")]
     lengths = [(path, len(path.read_text().splitlines()), most) for path, most in limits]
     too_long = [f"{path.relative_to(ROOT)}: {n} > {most}" for path, n, most in lengths if n > most]
