@@ -23,7 +23,7 @@ DEFAULT_MODEL = "claude-sonnet-4-5"
 
 
 class ClaudeAPIClient(SdkClient):
-    """Claude behind the interface of `ChatClient`; token ids and logprobs are not to be had here.
+    """Claude behind the interface of `ChatClient`. The API returns no token ids or logprobs.
 
     Args:
         api_key: Anthropic API key.

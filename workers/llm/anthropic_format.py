@@ -1,7 +1,7 @@
 """OpenAI messages and tools to Anthropic's Messages format, and its answers back.
 
 `ClaudeAPIClient` uses it, so that agents speak one format. Must not: send anything, or parse a
-tool call's arguments beyond what the other format needs.
+tool call's arguments more than the other format requires.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from workers.core.model_response import ModelResponse, NativeToolCall
 from workers.llm.call_errors import malformed
 from workers.llm.json_text import JsonError, dump_json, parse_json
 
-DEFAULT_MAX_TOKENS = 1024  # the API wants a bound
+DEFAULT_MAX_TOKENS = 1024  # the API requires `max_tokens`
 _FINISH_REASONS = {
     "end_turn": "stop",
     "stop_sequence": "stop",
@@ -23,7 +23,7 @@ _FINISH_REASONS = {
     "refusal": "content_filter",
 }
 _TOOL_CHOICES = {"auto": "auto", "required": "any", "none": "none"}
-# OpenAI's parameters that this API has no counterpart of and refuses.
+# OpenAI's parameters without a counterpart in this API, which rejects them.
 _UNKNOWN_HERE = frozenset(
     {"seed", "n", "logprobs", "top_logprobs", "frequency_penalty", "presence_penalty"}
 )
@@ -39,8 +39,8 @@ def anthropic_request(
 ) -> dict[str, Any]:
     """Write the body of a Messages request.
 
-    System messages are gathered in front, tool results become blocks of a user message, and
-    neighbours of one role are joined, as the API wants roles to alternate.
+    System messages move to the front. Tool results become blocks of a user message. Neighbouring
+    messages of one role are joined, because the API requires alternating roles.
     """
     request: dict[str, Any] = {
         "model": model,
@@ -64,7 +64,7 @@ def response_of(body: Mapping[str, Any], url: str) -> ModelResponse:
     """Read a Messages answer.
 
     Raises:
-        ModelBadRequest: It is no message.
+        ModelBadRequest: The answer is not a message.
     """
     blocks = body.get("content")
     if not isinstance(blocks, list) or not all(isinstance(block, Mapping) for block in blocks):
@@ -111,7 +111,7 @@ def _blocks(message: Mapping[str, Any]) -> list[Block]:
             "content": text,
         }
         return [result]
-    # Empty text blocks are refused.
+    # The API rejects empty text blocks.
     blocks: list[Block] = [{"type": "text", "text": text}] if text.strip() else []
     return blocks + [_tool_use(call) for call in message.get("tool_calls") or ()]
 
@@ -124,7 +124,7 @@ def _tool_use(call: Mapping[str, Any]) -> Block:
     except JsonError:
         parsed = None
     if not isinstance(parsed, dict):
-        # The model wrote what does not parse; it is shown that, not something mended.
+        # The model sees its own malformed arguments again, not a repaired version of them.
         parsed = {"arguments": arguments}
     return {
         "type": "tool_use",
@@ -174,7 +174,7 @@ def _tool_choice(choice: Any) -> dict[str, Any] | None:
 
 
 def _without_trailing_space(turns: list[dict[str, Any]]) -> None:
-    # A final assistant message is a prefill, and one that ends in white space is refused.
+    # A final assistant message is a prefill. The API rejects one that ends in white space.
     if turns and turns[-1]["role"] == "assistant":
         last = turns[-1]["content"][-1]
         if last["type"] == "text":

@@ -23,14 +23,14 @@ from workers.llm.json_text import JsonError, parse_json
 
 #: Longest piece of a server's own text that goes into an error message.
 EXCERPT_CHARS = 400
-#: 4xx that say "later", not "never": request timeout, too early.
+#: The 4xx statuses that a retry can help: request timeout, too early.
 RETRYABLE_4XX = frozenset({408, 425})
 MALFORMED = "malformed_response"
-#: Longest wait a server can ask of us; it holds all calls to the endpoint.
+#: Upper limit applied to `Retry-After`: the wait delays all calls to the endpoint.
 MOST_RETRY_AFTER_S = 3600.0
 
 # The wordings of OpenAI, vLLM, SGLang, llama.cpp, TGI, Anthropic, Mistral and their gateways.
-# "max_tokens is too large" alone is a bad request: a shorter prompt would not mend it.
+# "max_tokens is too large" alone is a bad request: a shorter prompt would not help.
 _OVERFLOW = re.compile(
     r"context_length_exceeded|exceed_context_size|maximum context length|context[ _](?:length|"
     r"window|limit|size)|max_model_len|maximum model length|prompt is too long|input is too long|"
@@ -46,7 +46,7 @@ _RATE_LIMIT = re.compile(r"rate.?limit|too many requests", re.IGNORECASE)
 
 
 class HttpAnswer(NamedTuple):
-    """One HTTP answer, whole; header names are found in any case by `header`."""
+    """One complete HTTP answer. `header` ignores the case of header names."""
 
     status: int
     headers: Mapping[str, str]
@@ -84,55 +84,55 @@ def _asked_s(headers: Mapping[str, str], now: datetime | None) -> float | None:
 
 
 def error_for_answer(answer: HttpAnswer, url: str) -> ModelError:
-    """Name the error that an answer with a status other than 200 is."""
+    """Return the error for an answer with a status other than 200."""
     body = _json_or_none(answer.body)
-    said = _message_in(body) if body is not None else _excerpt(answer.body)
+    detail = _message_in(body) if body is not None else _excerpt(answer.body)
     return _error_for_status(
-        answer.status, said, body=body, url=url, retry_after=retry_after_s(answer.headers)
+        answer.status, detail, body=body, url=url, retry_after=retry_after_s(answer.headers)
     )
 
 
 def error_in_body(body: Mapping[str, Any], url: str) -> ModelError | None:
-    """Name the error that a 200 answer carries in its body, None when it carries none."""
+    """Return the error that a 200 answer carries in its body, or None."""
     error = body.get("error")
     if not error:
         return None
-    said = _message_in(body)
+    detail = _message_in(body)
     status = _embedded_status(error)
     if status is not None:
-        return _error_for_status(status, said, body=body, url=url, retry_after=None)
-    text = f"{said} {_codes_in(body)}"
+        return _error_for_status(status, detail, body=body, url=url, retry_after=None)
+    text = f"{detail} {_codes_in(body)}"
     if _OVERFLOW.search(text):
-        return ContextOverflow(f"{url} refused the prompt as too long: {said}")
+        return ContextOverflow(f"{url} refused the prompt as too long: {detail}")
     if _RATE_LIMIT.search(text):
-        return ModelRateLimit(f"{url} answered 200 with a rate limit in its body: {said}")
+        return ModelRateLimit(f"{url} answered 200 with a rate limit in its body: {detail}")
     if _OVERLOAD.search(text):
         return ModelTransportError(
-            f"{url} answered 200 with an overload in its body: {said}", code="error_body"
+            f"{url} answered 200 with an overload in its body: {detail}", code="error_body"
         )
-    return malformed(f"{url} answered 200 with an error in its body: {said}")
+    return malformed(f"{url} answered 200 with an error in its body: {detail}")
 
 
 def malformed(message: str) -> ModelBadRequest:
-    """Make the error for an answer that is no completion."""
+    """Return the error for an answer that is not a completion."""
     return ModelBadRequest(message, code=MALFORMED)
 
 
 def _error_for_status(
-    status: int, said: str, *, body: Any, url: str, retry_after: float | None
+    status: int, detail: str, *, body: Any, url: str, retry_after: float | None
 ) -> ModelError:
     codes = _codes_in(body)
-    what = f"{url} answered {status}: {said}" if said else f"{url} answered {status}"
+    message = f"{url} answered {status}: {detail}" if detail else f"{url} answered {status}"
     if status == 429:
-        # Out of money is also a 429, and no wait mends it.
+        # An exhausted account is also a 429, but waiting does not help.
         if "insufficient_quota" in codes:
-            return ModelBadRequest(what, code="insufficient_quota")
-        return ModelRateLimit(what, retry_after_s=retry_after)
+            return ModelBadRequest(message, code="insufficient_quota")
+        return ModelRateLimit(message, retry_after_s=retry_after)
     if status >= 500 or status in RETRYABLE_4XX:
-        return ModelTransportError(what, code=f"http_{status}", retry_after_s=retry_after)
-    if status in (400, 413, 422) and _OVERFLOW.search(f"{said} {codes}"):
-        return ContextOverflow(what)
-    return ModelBadRequest(f"{what}{_remedy(status)}", code=f"http_{status}")
+        return ModelTransportError(message, code=f"http_{status}", retry_after_s=retry_after)
+    if status in (400, 413, 422) and _OVERFLOW.search(f"{detail} {codes}"):
+        return ContextOverflow(message)
+    return ModelBadRequest(f"{message}{_remedy(status)}", code=f"http_{status}")
 
 
 def _remedy(status: int) -> str:

@@ -9,25 +9,25 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from typing import Literal, Protocol
 
-#: What became of a call: answered, refused with 429, no answer in time, or anything else.
+#: The result of a call: answered, rejected with 429, no answer in time, or any other error.
 CallStatus = Literal["ok", "rate_limited", "timeout", "error"]
 
 
 class CallLease(Protocol):
-    """Leave to make one call; `settle` ends it and is called exactly once."""
+    """Permission for one call; `settle` ends it and is called exactly once."""
 
     def settle(self, actual_tokens: int, outcome: CallStatus) -> Awaitable[None] | None:
-        """Replace the estimate by what the call really used, and give the slot back."""
+        """Replace the estimate by the tokens that the call used, and release the slot."""
         ...
 
 
 class CallLimiter(Protocol):
-    """Requests, tokens and concurrency of one endpoint, shared by all who call it."""
+    """The request, token and concurrency limits of one endpoint, shared by all its callers."""
 
     async def acquire(self, estimated_tokens: int) -> CallLease:
         """Wait until a call of about this size may be made."""
         ...
 
     def note_rate_limited(self, retry_after_s: float | None) -> Awaitable[None] | None:
-        """Tell everybody that the endpoint answered 429."""
+        """Report a 429 of the endpoint to all its callers."""
         ...

@@ -1,7 +1,7 @@
 """Repeats one model call while repeating can help: 429, 5xx, timeouts, lost connections.
 
-Every model client runs its calls through `CallRetries`. A wait happens here, inside the call, so
-it never costs an attempt. Must not: know HTTP or a provider, or retry what would fail again.
+Every model client runs its calls through `CallRetries`. Waits happen inside the call, so they use
+no attempt. Must not: know HTTP or a provider, or retry an error that a retry cannot help.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from workers.llm.call_limits import CallLease, CallLimiter, CallStatus
 
 @dataclass(frozen=True, slots=True)
 class CallRetryPolicy:
-    """How often and how long one call is repeated; whichever bound is met first ends it."""
+    """How often and how long one call is repeated; the first bound that is met ends the retries."""
 
     max_retries: int = 10  #: tries after the first one
     budget_s: float = 300.0  #: seconds from the first try to the start of the last
@@ -30,7 +30,8 @@ class CallRetryPolicy:
     def delay_s(self, retry: int, retry_after_s: float | None, jitter: float) -> float:
         """Seconds to wait before retry number `retry` (from 1); `jitter` is uniform in [0, 1).
 
-        What the server asked for is a floor: jitter is added, or all callers come back at once.
+        The server's `Retry-After` is the minimum. Jitter is added to it, because otherwise all
+        callers would retry at once.
         """
         backoff = min(self.max_s, self.base_s * 2 ** min(retry - 1, 30))
         if retry_after_s is None:
@@ -40,12 +41,12 @@ class CallRetryPolicy:
 
 @dataclass(frozen=True, slots=True)
 class CallResult:
-    """The answer of a call, and what it took to get it."""
+    """The answer of a call, with its retries, waits and latency."""
 
     response: ModelResponse
     retries: int
     waited_s: float  #: seconds slept between tries
-    rate_limit_wait_s: float  #: of these, because of 429, plus the wait for the limiter
+    rate_limit_wait_s: float  #: the part of `waited_s` after a 429, plus the wait for the limiter
     latency_ms: float  #: of the try that succeeded
 
 
@@ -54,7 +55,7 @@ class CallRetries:
 
     Args:
         policy: The bounds.
-        sleep: Waits; a test gives its own.
+        sleep: Waits; tests pass a substitute.
         jitter: Uniform in [0, 1).
         clock: Monotonic seconds.
     """
@@ -79,11 +80,11 @@ class CallRetries:
         limiter: CallLimiter | None = None,
         estimated_tokens: int = 0,
     ) -> CallResult:
-        """Send until it works or the bounds are met.
+        """Send until an answer comes or a bound is met.
 
         Raises:
-            ModelRateLimit: Still 429 at the end, or asked to wait beyond the budget.
-            ModelTransportError: Still failing at the end.
+            ModelRateLimit: The last try got a 429, or `Retry-After` exceeds the budget.
+            ModelTransportError: The last try failed.
         """
         started = self._clock()
         waited_s = rate_limit_wait_s = 0.0
@@ -93,7 +94,7 @@ class CallRetries:
             lease = await limiter.acquire(estimated_tokens) if limiter else None
             sent = self._clock()
             rate_limit_wait_s += sent - asked
-            started += sent - asked  # a limiter's queue is no fault of the endpoint's
+            started += sent - asked  # the budget does not count waits for the limiter
             try:
                 response = await _settled(send, lease, estimated_tokens)
             except (ModelRateLimit, ModelTransportError) as error:
@@ -118,7 +119,7 @@ async def _settled(
 ) -> ModelResponse:
     if lease is None:
         return await send()
-    # A cancelled or timed-out call may well have been computed: it is charged as estimated.
+    # The server may have computed a cancelled or timed-out call, so the estimate is charged.
     actual_tokens = estimated_tokens
     end: CallStatus = "error"
     try:

@@ -1,7 +1,7 @@
 """Reads an OpenAI chat completion into a `ModelResponse`.
 
-Both OpenAI-compatible clients give it the answer's raw bytes. Whatever is no completion becomes
-one of the model errors. Must not: send, retry, or parse a tool call's arguments.
+Both OpenAI-compatible clients pass the raw bytes of the answer. An answer that is not a completion
+becomes one of the model errors. Must not: send, retry, or parse a tool call's arguments.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def read_json_answer(answer: HttpAnswer, url: str) -> Mapping[str, Any]:
     """Return the JSON object of a 200 answer.
 
     Raises:
-        ModelError: Another status, no JSON object, or an error inside.
+        ModelError: The status is not 200, or the body is an error or not a JSON object.
     """
     if answer.status != 200:
         raise error_for_answer(answer, url)
@@ -40,7 +40,7 @@ def read_completion(answer: HttpAnswer, url: str) -> ModelResponse:
     """Read the first choice of a chat completion.
 
     Raises:
-        ModelError: The answer is an error, or is no chat completion.
+        ModelError: The answer is an error, or not a chat completion.
     """
     body = read_json_answer(answer, url)
     choices = body.get("choices")
@@ -118,7 +118,7 @@ def _tool_call(call: Any, number: int, url: str) -> NativeToolCall:
     if not isinstance(name, str) or not isinstance(function, Mapping):
         raise malformed(f"{url} answered a tool call without a function name.")
     arguments = function.get("arguments")
-    # The format says JSON text; some servers send the object itself.
+    # The format requires JSON text, but some servers send the object itself.
     if arguments is not None and not isinstance(arguments, str):
         arguments = dump_json(arguments).decode()
     return NativeToolCall(

@@ -1,4 +1,4 @@
-"""What every model client does around its one HTTP request: body, retries, limits, reading.
+"""The base of all model clients: request body, retries, limits, and reading of the answer.
 
 `OpenAIClient`, `LeanClient` and `ClaudeAPIClient` derive from it and add only how bytes are sent
 (and, for Claude, the message format). Must not: import an SDK, or read the environment.
@@ -27,12 +27,12 @@ from workers.llm.json_text import dump_json
 MAX_ANSWER_BYTES = 32 * 2**20
 MAX_CONNECTIONS = 2000
 CONNECT_TIMEOUT_S = 10.0
-#: Below the 5 s after which uvicorn, and so vLLM and SGLang, close an idle connection: a request
-#: sent into that closing is lost.
+#: uvicorn, and so vLLM and SGLang, close a connection after 5 s without a request. A request sent
+#: while the server closes the connection is lost, so we close it earlier.
 KEEPALIVE_S = 4.5
-#: Asked of the server when tokens are captured; vLLM's names, which SGLang takes too.
+#: Request fields for token capture; the names are vLLM's, which SGLang accepts too.
 CAPTURE_FIELDS: Mapping[str, Any] = MappingProxyType({"logprobs": True, "return_token_ids": True})
-#: Assumed for the limiter when a call does not bound its answer.
+#: The limiter's estimate for a call without `max_tokens`.
 DEFAULT_COMPLETION_TOKENS = 512
 
 
@@ -46,15 +46,15 @@ class PreparedCall:
     estimated_tokens: int
 
     async def send(self) -> ModelResponse:
-        """Send it once.
+        """Send the request once.
 
         Raises:
-            ModelError: As `ChatClient.generate`, without a retry.
+            ModelError: As in `ChatClient.generate`, without a retry.
         """
         return await self.client.try_once(self.body)
 
     def response_of(self, outcome: CallResult) -> ModelResponse:
-        """Return the answer with what it took to get it."""
+        """Return the answer, with retries and waits in its metadata."""
         metadata: dict[str, Any] = {
             **outcome.response.metadata,
             "sampling": dict(self.sampling),
@@ -70,7 +70,7 @@ class PreparedCall:
 
 
 class ChatClient(ABC):
-    """A model behind one base URL; a cheap handle on a connection pool that all handles share.
+    """A model behind one base URL. Clients are cheap, because they share one connection pool.
 
     Args:
         base_url: Up to and without the path of the call, such as `http://127.0.0.1:8000/v1`.
@@ -78,16 +78,16 @@ class ChatClient(ABC):
         model: Model of calls that name none.
         timeout_s: Seconds for one try, from connecting to the last byte.
         retries: Bounds of the retries of one call.
-        limiter: Asked before every try.
-        capture_tokens: Ask for token ids and logprobs, as a trainer needs them.
-        capture_fields: What to ask for then.
-        max_tokens_field: What the endpoint calls the bound of the answer.
+        limiter: Gives permission for each try.
+        capture_tokens: Request token ids and logprobs, which a trainer needs.
+        capture_fields: Request fields that are added for `capture_tokens`.
+        max_tokens_field: The endpoint's name for `max_tokens`.
         max_answer_bytes: Longest answer that is read.
-        sampling: Sampling parameters of every call, below those of the call.
+        sampling: Default sampling parameters; parameters of a call override them.
         extra_body: Fields put into every request as they are.
         headers: Headers sent with every request.
-        call_retries: The runner of `retries`; a test gives one with its own clock.
-        watch: Told of each try as it ends: the error that a retry can help, None for any answer.
+        call_retries: The runner of `retries`; tests pass one with its own clock.
+        watch: Called after each try, with the error if a retry can help, with None for any answer.
     """
 
     def __init__(
@@ -140,17 +140,17 @@ class ChatClient(ABC):
         model: str | None = None,
         **sampling: Any,
     ) -> ModelResponse:
-        """Ask for one answer; usable as an agent's `llm_generate_func` as it is.
+        """Request one answer; usable directly as an agent's `llm_generate_func`.
 
         `sampling` goes into the request under its own names (`top_p`, `stop`, `seed`,
-        `tool_choice`, …); None means "not sent". The answer's metadata holds `sampling` as sent,
+        `tool_choice`, …); None values are not sent. The answer's metadata holds `sampling` as sent,
         `endpoint`, `retries`, `waited_s` and `rate_limit_wait_s`.
 
         Raises:
-            ModelRateLimit: Still 429 when the retries ended.
-            ModelTransportError: 5xx, timeout or lost connection when the retries ended.
-            ContextOverflow: The prompt does not fit.
-            ModelBadRequest: Refused, or the answer is no completion.
+            ModelRateLimit: The last retry got a 429.
+            ModelTransportError: The last retry got a 5xx, a timeout or a lost connection.
+            ContextOverflow: The prompt exceeds the model's context.
+            ModelBadRequest: The server rejected the request, or the answer is not a completion.
         """
         call = self.prepare(messages, max_tokens, temperature, tools=tools, model=model, **sampling)
         outcome = await self.retries.run(
@@ -178,17 +178,17 @@ class ChatClient(ABC):
         sent = {name: value for name, value in sent.items() if value is not None}
         body = dump_json(self._request(messages, model or self.model, tools, sent))
         answer_tokens = sent.get("max_tokens") or DEFAULT_COMPLETION_TOKENS
-        # Four bytes a token is near enough: the limiter settles the difference.
+        # Four bytes per token is a sufficient estimate: the limiter settles the difference.
         return PreparedCall(self, body, sent, len(body) // 4 + int(answer_tokens))
 
     async def __call__(
         self, messages: Sequence[Mapping[str, Any]], **options: Any
     ) -> ModelResponse:
-        """Do what `generate` does, so that the client itself is an `llm_generate_func`."""
+        """Call `generate`, so that the client itself is an `llm_generate_func`."""
         return await self.generate(messages, **options)
 
     async def aclose(self) -> None:
-        """Let go of the shared connections; those that nobody else uses are closed."""
+        """Release the shared connections; those without another user are closed."""
         await release_connections(self)
 
     async def __aenter__(self) -> ChatClient:
@@ -199,7 +199,7 @@ class ChatClient(ABC):
 
     @abstractmethod
     async def _post(self, body: bytes) -> HttpAnswer:
-        """Send one request and return the whole answer, whatever its status.
+        """Send one request and return the complete answer, with any status.
 
         Raises:
             ModelTransportError: No answer came.
@@ -235,10 +235,10 @@ class ChatClient(ABC):
         return read_completion(answer, self._url)
 
     async def try_once(self, body: bytes) -> ModelResponse:
-        """Send a prepared body and read the answer; no limit is asked and nothing is retried.
+        """Send a prepared body and read the answer, without the limiter and without retries.
 
         Raises:
-            ModelError: As `generate`.
+            ModelError: As in `generate`.
         """
         try:
             response = await self._exchange(body)
@@ -263,7 +263,7 @@ class ChatClient(ABC):
             raise self._redacted(error) from None
 
     def _redacted(self, error: ModelError) -> ModelError:
-        # Some servers quote the key they refuse; errors are stored and shown.
+        # Some servers quote the rejected key, and errors are stored and shown.
         if not self.api_key or self.api_key not in str(error):
             return error
         return type(error)(
@@ -274,11 +274,11 @@ class ChatClient(ABC):
 
 
 def check_answer_head(headers: Mapping[str, str], *, url: str, limit_bytes: int) -> None:
-    """Refuse an answer by its headers, before any of its body is read.
+    """Reject an answer by its headers, before its body is read.
 
     Raises:
-        ModelBadRequest: Announced longer than the limit, or compressed although we ask for none:
-            a small compressed body can unpack to any size.
+        ModelBadRequest: The body is longer than the limit, or compressed although we request no
+            compression: a small compressed body can unpack to any size.
     """
     length = headers.get("content-length") or ""
     if length.isdigit() and int(length) > limit_bytes:
@@ -289,7 +289,7 @@ def check_answer_head(headers: Mapping[str, str], *, url: str, limit_bytes: int)
 
 
 def answer_too_long(url: str, limit_bytes: int) -> ModelError:
-    """Make the error for an answer beyond the limit."""
+    """Return the error for an answer beyond the limit."""
     return malformed(f"{url} answered more than {limit_bytes / 2**20:g} MiB; reading stopped.")
 
 

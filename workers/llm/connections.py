@@ -1,7 +1,7 @@
 """One connection pool per endpoint and event loop, shared by all clients that name it.
 
-A new pool costs tens of milliseconds and its TLS handshakes, so clients are cheap handles on a
-shared one. Model clients call it; a process that ends its loop calls `close_connections` first.
+A new pool costs tens of milliseconds and new TLS handshakes, so clients share one. Model clients
+call this module; a process calls `close_connections` before it ends its event loop.
 Must not: know what a connection is beyond its `aclose`.
 """
 
@@ -16,10 +16,10 @@ from typing import Any, Protocol, TypeVar, cast
 
 
 class Connection(Protocol):
-    """Anything that is closed on the loop it was made on."""
+    """A connection that must be closed on the event loop that opened it."""
 
     def aclose(self) -> Awaitable[None]:
-        """Close it and free its sockets."""
+        """Close the connection and free its sockets."""
         ...
 
 
@@ -33,7 +33,7 @@ class _Shared:
 
 
 _shared: dict[tuple[asyncio.AbstractEventLoop, Hashable], _Shared] = {}
-_lock = threading.Lock()  # loops of several threads share the table
+_lock = threading.Lock()  # event loops in several threads share the table
 
 
 def shared_connection(
@@ -53,7 +53,7 @@ def shared_connection(
 
 
 async def release_connections(user: object) -> None:
-    """Close the running loop's connections that nobody but `user` still uses."""
+    """Close the running loop's connections that have no user besides `user`."""
     loop = asyncio.get_running_loop()
     for slot, shared in [item for item in _shared.items() if item[0][0] is loop]:
         shared.users.discard(user)
@@ -62,7 +62,7 @@ async def release_connections(user: object) -> None:
 
 
 async def close_connections() -> None:
-    """Close every connection of the running loop; for the end of a process or of a test."""
+    """Close every connection of the running loop, at the end of a process or test."""
     loop = asyncio.get_running_loop()
     for slot in [slot for slot in _shared if slot[0] is loop]:
         await _close(slot)

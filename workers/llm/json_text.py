@@ -1,4 +1,4 @@
-"""JSON to and from the wire: fast when the text is clean, tolerant when it is not.
+"""JSON encoding and decoding: fast for valid text, tolerant of invalid text.
 
 Model clients and the offline policy use it. Lone surrogates, NaN and invalid UTF-8 in an answer
 become replacement characters or floats instead of an error. Must not: know any message format.
@@ -13,20 +13,20 @@ import orjson
 
 
 class JsonError(ValueError):
-    """The bytes are not JSON, however kindly read."""
+    """The bytes are not JSON, even for the tolerant parser."""
 
 
 def parse_json(data: bytes) -> Any:
     """Parse JSON bytes; lone surrogates and invalid UTF-8 come back as U+FFFD.
 
     Raises:
-        JsonError: Not JSON, cut off, or nested deeper than the parser goes.
+        JsonError: The text is not JSON, incomplete, or nested deeper than the parser supports.
     """
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError:
         pass
-    # orjson is strict about surrogates and NaN, which servers do send.
+    # orjson rejects lone surrogates and NaN, but servers send them.
     try:
         return scrub_surrogates(json.loads(data.decode("utf-8", "replace")))
     except (ValueError, RecursionError) as error:
@@ -34,7 +34,7 @@ def parse_json(data: bytes) -> Any:
 
 
 def dump_json(value: Any) -> bytes:
-    """Serialise to JSON bytes; lone surrogates become U+FFFD, as UTF-8 has no place for them.
+    """Serialise to JSON bytes; lone surrogates become U+FFFD, because UTF-8 cannot encode them.
 
     Raises:
         TypeError: A value has no JSON form.

@@ -1,7 +1,7 @@
-"""`LeanClient`: any OpenAI-compatible endpoint by aiohttp and orjson alone.
+"""`LeanClient`: any OpenAI-compatible endpoint through aiohttp and orjson alone.
 
-The same types, errors, retries and capture as `OpenAIClient`, for a fraction of its CPU; chosen
-by the setting `llm.client`. One session per base URL and event loop is shared by all clients.
+It has the types, errors, retries and capture of `OpenAIClient` for a fraction of the CPU; the
+setting `llm.client` selects it. All clients of a base URL and event loop share one session.
 Must not: import an SDK, or read the environment at import.
 """
 
@@ -50,7 +50,7 @@ class LeanClient(ChatClient):
                 self._url,
                 data=body,
                 headers=self._sent_headers,
-                # A redirect would carry prompt and key to an address nobody allowed.
+                # A redirect would send the prompt and the key to an unconfigured address.
                 allow_redirects=False,
                 proxy=shared.proxy,
             ) as answer:
@@ -88,7 +88,7 @@ class _SharedSession:
         await self.session.close()
 
 
-# Once per session: aiohttp's trust_env looks the proxy up for every request.
+# Looked up once per session, because aiohttp's `trust_env` does so for every request.
 def _proxy_for(base_url: str) -> str | None:
     parts = urlsplit(base_url)
     if urllib.request.proxy_bypass(parts.netloc):

@@ -1,8 +1,8 @@
-"""Model providers by name and base URL: which client speaks to them, and with which key.
+"""Model providers by name and base URL, each with its client and the environment names of its key.
 
-Entry points (worker, CLI, examples) call `make_client`; the environment comes in as a mapping, so
-that nothing here reads it. A key goes to the provider it is for and nowhere else. Must not:
-import an SDK before a client of that kind is made.
+Entry points (worker, CLI, examples) call `make_client` and pass the environment as a mapping. A
+key is sent only to the provider that it belongs to. Must not: read the environment, or import an
+SDK before a client of that kind is made.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _OWN_URL = ("OPENAI_BASE_URL", "BASE_URL")
 
 @dataclass(frozen=True, slots=True)
 class Provider:
-    """One kind of endpoint; the names are of environment variables, first match wins."""
+    """One kind of endpoint. Names are environment variables; the first that is set is used."""
 
     name: str
     base_url: str | None = None
@@ -40,13 +40,13 @@ class Provider:
 
     @property
     def host(self) -> str | None:
-        """Host of the provider's public address, None for one that people run themselves."""
+        """Host of the provider's public address, None for a self-hosted provider."""
         host = urlsplit(self.base_url or "").hostname
         return None if host in (None, "127.0.0.1") else host
 
 
 _PROVIDERS = (
-    # Any endpoint that speaks the protocol: what OPENAI_BASE_URL names.
+    # Any OpenAI-compatible endpoint; OPENAI_BASE_URL holds its address.
     Provider("custom", None, _OWN_URL, ("OPENAI_API_KEY",)),
     Provider(
         "openai",
@@ -54,7 +54,7 @@ _PROVIDERS = (
         _OWN_URL,
         ("OPENAI_API_KEY",),
         capture_fields=_LOGPROBS_ONLY,
-        max_tokens_field="max_completion_tokens",  # its reasoning models refuse the older name
+        max_tokens_field="max_completion_tokens",  # reasoning models reject the older name
     ),
     Provider(
         "anthropic",
@@ -100,10 +100,10 @@ PROVIDERS: Mapping[str, Provider] = MappingProxyType({p.name: p for p in _PROVID
 
 
 def find_provider(name: str | None = None, base_url: str | None = None) -> Provider:
-    """Return the provider of this name, else the one whose host the base URL names, else `custom`.
+    """Return the provider of this name, else the provider at the base URL's host, else `custom`.
 
     Raises:
-        ConfigError: No provider of that name.
+        ConfigError: No provider has that name.
     """
     if name is not None:
         provider = PROVIDERS.get(name.lower())
@@ -127,19 +127,19 @@ def make_client(
     kind: ClientKind = "sdk",
     **options: Any,
 ) -> ChatClient:
-    """Make the client for a provider's name, a base URL, or what the environment names.
+    """Make the client for a provider's name, a base URL, or the environment's settings.
 
     Args:
-        provider: A name out of `PROVIDERS`; found from the base URL when None.
-        base_url: Goes before the environment's and the provider's own.
-        api_key: Goes before the environment's.
-        model: Goes before the environment's.
-        environ: Where variables are looked up; none are without it.
-        kind: The SDK's client, or the lean one.
+        provider: A name from `PROVIDERS`; None finds the provider by the base URL.
+        base_url: Overrides the environment's and the provider's own.
+        api_key: Overrides the environment's.
+        model: Overrides the environment's.
+        environ: Environment variables; None means an empty environment.
+        kind: `sdk` for the SDK's client, `lean` for `LeanClient`.
         **options: As in `ChatClient`.
 
     Raises:
-        ConfigError: Unknown provider, no base URL to be had, or the SDK is not installed.
+        ConfigError: The provider is unknown, no base URL is given, or the SDK is not installed.
     """
     environ = environ or {}
     if provider is None and base_url is None:
@@ -175,8 +175,8 @@ def _from_environment(
 
 
 def _key(provider: Provider, base_url: str, environ: Mapping[str, str]) -> str | None:
-    # OPENAI_API_KEY is for the address that OPENAI_BASE_URL names, or OpenAI's own: an endpoint
-    # found by another provider's host must not get it.
+    # OPENAI_API_KEY belongs to the address in OPENAI_BASE_URL, or to OpenAI's own. An endpoint at
+    # another provider's host must not receive it.
     host = urlsplit(base_url).hostname
     owner = next((p for p in _PROVIDERS if p.host and p.host == host), None)
     if owner is not None and owner is not provider:

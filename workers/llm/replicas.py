@@ -1,4 +1,4 @@
-"""Several endpoints that serve the same model: where the next call of a rollout goes.
+"""Load balancing over several endpoints that serve the same model.
 
 The runtime keeps one `Replicas` per worker process, and gives each attempt a `ReplicatedClient`
 over the clients of its endpoints. Must not: know runs or HTTP, or retry by rules of its own.
@@ -20,57 +20,57 @@ from workers.llm.chat_client import ChatClient, PreparedCall
 
 log = logging.getLogger(__name__)
 
-#: A rollout leaves its endpoint for one with fewer calls when its own has more than
-#: `_STAY_FACTOR` times as many, and `_STAY_SLACK` beyond: a server that knows the beginning of a
-#: conversation answers faster than an idle one that must read it all.
+#: A rollout keeps its endpoint while that has at most `_STAY_FACTOR` times as many calls as the
+#: least busy one, plus `_STAY_SLACK`: a server with the conversation's prefix in its cache answers
+#: faster than an idle server without it.
 _STAY_FACTOR, _STAY_SLACK = 2, 8
 
-#: Errors by which a server is down; others count only as several in a row.
+#: One of these errors means that a server is down; other errors must occur several times in a row.
 _DOWN_CODES = frozenset({"connection", "connect_timeout"})
 _FAILURES_IN_A_ROW = 3
-#: How long an endpoint is left out: doubled with each trial that fails.
+#: How long a failed endpoint gets no calls; doubled with each failed trial call.
 _OUT_FIRST_S, _OUT_LAST_S = 1.0, 60.0
 
 
 @dataclass(eq=False, slots=True)
 class Replica:
-    """One endpoint as this process sees it."""
+    """The state of one endpoint in this process."""
 
     url: str
-    in_flight: int = 0  #: calls under way, those that wait for a limit included
+    in_flight: int = 0  #: calls in progress, including those that wait for a limit
     calls: int = 0
-    failures: int = 0  #: in a row
-    outages: int = 0  #: failed trials since the last answer, the first failure included
+    failures: int = 0  #: consecutive
+    outages: int = 0  #: failed trial calls since the last answer, including the first failure
     out_until: float = -math.inf
-    is_on_trial: bool = False  #: a call tries whether it answers again
+    is_on_trial: bool = False  #: one trial call is testing whether the endpoint answers again
 
     def may_be_called(self, now: float) -> bool:
-        """Whether it is not left out; of one that was, whether no trial is under way."""
+        """Say whether the endpoint is in use, or is due for a trial call and has none yet."""
         return now >= self.out_until and not self.is_on_trial
 
     def begin(self) -> None:
-        """Count a call that begins."""
+        """Count the start of a call."""
         self.in_flight += 1
         self.calls += 1
         self.is_on_trial = self.outages > 0
 
     def end(self) -> None:
-        """Count a call that ended, however it did."""
+        """Count the end of a call, successful or not."""
         self.in_flight -= 1
         self.is_on_trial = False
 
     def answered(self) -> None:
-        """Note an answer, be it a refusal: the server is there."""
+        """Record an answer. An HTTP error counts too, because it proves that the server is up."""
         if self.outages:
             log.warning("%s answers again; calls go to it.", self.url)
         self.failures = self.outages = 0
         self.out_until = -math.inf
 
     def failed(self, error: ModelTransportError, now: float) -> None:
-        """Note a call without an answer; leaves the endpoint out where it seems to be down."""
+        """Record a call without an answer; stop calls to the endpoint if it seems to be down."""
         self.failures += 1
         is_down = error.code in _DOWN_CODES or self.failures >= _FAILURES_IN_A_ROW
-        # The calls that an outage ends all at once are one reason to wait, not many.
+        # Calls that the same outage ended count as one failure, not as many.
         if not is_down or now < self.out_until:
             return
         out_s = min(_OUT_FIRST_S * 2**self.outages, _OUT_LAST_S)
@@ -91,13 +91,13 @@ class Replicas:
         self._by_url: dict[str, Replica] = {}
 
     def of(self, url: str) -> Replica:
-        """Return the one state of an endpoint."""
+        """Return the state of an endpoint, made at the first call."""
         return self._by_url.setdefault(url, Replica(url))
 
     def choose(self, replicas: Sequence[Replica], kept: Replica | None) -> Replica:
-        """Return where a call goes: the rollout's endpoint, or the one with the fewest calls.
+        """Return the endpoint for a call: the rollout's own, or the one with the fewest calls.
 
-        With all of them left out it is the one whose next trial is due first.
+        If all endpoints are down, the one whose trial call is due first is returned.
         """
         now = self.clock()
         usable = [replica for replica in replicas if replica.may_be_called(now)]
@@ -109,11 +109,11 @@ class Replicas:
 
 
 class ReplicatedClient:
-    """A model behind several base URLs, as one rollout calls it.
+    """One rollout's client for a model behind several base URLs.
 
     Args:
         replicas: Shared by all rollouts of this process.
-        clients: One for each endpoint, by its URL; their settings are alike.
+        clients: One per endpoint, by URL, with equal settings.
     """
 
     def __init__(self, replicas: Replicas, clients: Mapping[str, ChatClient]) -> None:
@@ -125,10 +125,10 @@ class ReplicatedClient:
     async def generate(
         self, messages: Sequence[Mapping[str, Any]], **options: Any
     ) -> ModelResponse:
-        """Ask for one answer; each try may go to another endpoint.
+        """Request one answer; each try may go to another endpoint.
 
         Raises:
-            ModelError: As `ChatClient.generate`.
+            ModelError: As in `ChatClient.generate`.
         """
         call = _RoutedCall(self, messages, options)
         first = call.prepared(self.among[0])
@@ -139,7 +139,7 @@ class ReplicatedClient:
 
 
 class _RoutedCall:
-    """One call; asking leave for a try chooses its endpoint, and asks that endpoint's limiter."""
+    """One call, also its own limiter: `acquire` chooses the endpoint and asks its limiter."""
 
     def __init__(
         self,
@@ -201,7 +201,7 @@ class _RoutedCall:
 
 
 class _NoLease:
-    """Leave where nothing is limited."""
+    """The permission for a call to an endpoint without limits."""
 
     def settle(self, actual_tokens: int, outcome: CallStatus) -> None:
         """Do nothing."""

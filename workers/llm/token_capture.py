@@ -1,7 +1,7 @@
 """Finds the token ids, logprobs and policy version that a server recorded at sampling.
 
-`chat_answers` calls it for every answer. Servers put them in different places; one call never
-mixes the ids of one place with the logprobs of another. Must not: tokenise text, or repair.
+`chat_answers` calls it for every answer. Servers use different fields. The ids of one field are
+never combined with the logprobs of another. Must not: tokenise text, or repair data.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-#: What servers write for a token whose logprob they do not know.
+#: Servers write this number for a token whose logprob is unknown.
 MISSING_LOGPROB = -9999.0
 _TOKEN_ID_PREFIX = "token_id:"
 
 
 class CapturedTokens(NamedTuple):
-    """What a server recorded; all None for one that records nothing.
+    """The tokens that a server recorded; all fields are None if it recorded nothing.
 
-    `refusal` says why something that was sent is not used.
+    `refusal` says why data that the server sent is not used.
     """
 
     prompt_token_ids: list[int] | None = None
@@ -37,8 +37,8 @@ class _Completion(NamedTuple):
 def captured_tokens(body: Mapping[str, Any], choice: Mapping[str, Any]) -> CapturedTokens:
     """Read token ids and logprobs: top level, the choice, `meta_info`, `token_id:` strings.
 
-    A place that has both ids and logprobs goes before one with ids alone. Ids and logprobs of
-    unequal length, or ids that are no integers, are refused together.
+    A field with both ids and logprobs is preferred to one with ids alone. Ids and logprobs of
+    unequal length are rejected together, and so are ids that are not integers.
     """
     meta = _mapping(choice.get("meta_info")) or _mapping(body.get("meta_info"))
     content = _logprob_content(choice)
@@ -64,7 +64,7 @@ def captured_tokens(body: Mapping[str, Any], choice: Mapping[str, Any]) -> Captu
 def policy_version(
     body: Mapping[str, Any], choice: Mapping[str, Any], headers: Mapping[str, str]
 ) -> int | None:
-    """Read the version of the weights that answered; None when the server names none."""
+    """Read the version of the weights that answered; None if the server reports none."""
     for holder in (body.get("metadata"), choice.get("meta_info"), body.get("meta_info")):
         version = _version(_mapping(holder).get("weight_version"))
         if version is not None:
@@ -118,7 +118,7 @@ def _string_ids(content: list[Mapping[str, Any]] | None) -> list[int] | None:
     return [int(text) for text in suffixes] if all(text.isdigit() for text in suffixes) else None
 
 
-# SGLang: a list of [logprob, token id, text or null].
+# SGLang sends a list of [logprob, token id, text or null].
 def _pair_ids(pairs: Any) -> list[Any] | None:
     if not isinstance(pairs, list):
         return None
@@ -138,7 +138,7 @@ def _is_pair(pair: Any) -> bool:
 def _ids(values: Any) -> list[int]:
     if not isinstance(values, Sequence) or isinstance(values, str):
         raise TypeError(f"token ids are {type(values).__name__}, not a list")
-    # bool is an int, and True is no token.
+    # `isinstance(True, int)` holds, but True is not a token id.
     if not all(type(value) is int and value >= 0 for value in values):
         raise TypeError("token ids are not all integers")
     return list(values)

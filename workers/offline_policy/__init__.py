@@ -1,1 +1,1 @@
-"""The offline policy: a server that stands in for a model, and is none."""
+"""The offline policy: a stand-in server that answers like a model from rules."""

@@ -1,6 +1,6 @@
 """The offline policy's answer key: questions of a dataset with their gold answers.
 
-Loaded once when the server starts, then looked up by the text of a message. Must not: score.
+The server loads it once at start, then looks entries up by the text of a message. Must not: score.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class KeyEntry:
 
 
 class AnswerKey:
-    """Looks gold answers up by question."""
+    """Finds gold answers by question."""
 
     def __init__(self, entries: Iterable[KeyEntry]) -> None:
         self._entries = {entry.question: entry for entry in entries}
@@ -61,7 +61,7 @@ def load_answer_key(path: Path, *, prompt_field: str, answer_field: str) -> Answ
     """Read a JSONL file of questions and answers.
 
     Raises:
-        InputError: The file cannot be read, a line is no JSON object, or a field is missing.
+        InputError: The file cannot be read, a line is not a JSON object, or a field is missing.
     """
     try:
         lines = path.read_bytes().splitlines()
@@ -89,7 +89,7 @@ def _entry(line: bytes, where: str, prompt_field: str, answer_field: str) -> Key
 
 
 def key_entry(question: str, answer: str) -> KeyEntry:
-    """Make one entry; the final answer is what stands after `####`, else the whole answer."""
+    """Make one entry; the final answer is the text after `####`, else the whole answer."""
     before, mark, after = answer.rpartition(_GOLD_MARK)
     return KeyEntry(
         question=question.strip(),

@@ -1,7 +1,7 @@
 """Finds an arithmetic expression in a question and computes it, for the offline policy.
 
 Only + - * / and parentheses, square roots, and exact results. Must not: evaluate Python, raise
-anything but `ArithmeticFailure`, or take longer than the text is long.
+another error than `ArithmeticFailure`, or take more than linear time.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def find_expression(question: str) -> str | None:
 
 
 def is_computable(expression: str) -> bool:
-    """Say whether `compute` has a result for it."""
+    """Say whether `compute` has a result for the expression."""
     try:
         compute(expression)
     except ArithmeticFailure:
@@ -59,7 +59,7 @@ def compute(expression: str) -> Fraction:
     """Compute an expression exactly.
 
     Raises:
-        ArithmeticFailure: It is no expression of this kind, too long, or divides by zero.
+        ArithmeticFailure: The text is no such expression or too long, or it divides by zero.
     """
     if len(expression) > _MAX_EXPRESSION_CHARS:
         raise ArithmeticFailure("expression is too long")

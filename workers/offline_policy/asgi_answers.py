@@ -1,6 +1,6 @@
-"""The few things an ASGI application needs to answer: a body read, JSON, an error, a stream.
+"""Helpers of a plain ASGI application: read a body; send JSON, an error or a stream.
 
-The offline policy uses it. Must not: know what is answered.
+The offline policy uses it. Must not: know the contents of an answer.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ async def send_error(
 
 
 async def send_stream(send: Send, chunks: list[dict[str, Any]]) -> None:
-    """Answer with server-sent events, one per chunk, and the end mark."""
+    """Answer with server-sent events, one per chunk, and `[DONE]` at the end."""
     headers = [(b"content-type", b"text/event-stream")]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     for chunk in chunks:

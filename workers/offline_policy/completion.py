@@ -1,6 +1,6 @@
 """The offline policy's answers in the OpenAI format: whole, or as the chunks of a stream.
 
-Must not: decide what is answered, or send it.
+Must not: decide the content of an answer, or send it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _serial = itertools.count()
 
 
 def policy_card() -> dict[str, Any]:
-    """Return the one entry of the list of models, which says that it is none."""
+    """Return the only entry of the list of models; its text says that it is not a model."""
     return {"id": POLICY_NAME, "object": "model", "created": 0, "owned_by": "stand-in"}
 
 
@@ -70,7 +70,7 @@ def completion(
 
 
 def stream_chunks(whole: dict[str, Any], *, include_usage: bool) -> list[dict[str, Any]]:
-    """Cut a completion into the chunks of a stream; prompt token ids go with the first."""
+    """Cut a completion into the chunks of a stream; the first one has the prompt token ids."""
     last = dict(whole["choices"][0])
     message = last.pop("message")
     envelope = {name: whole[name] for name in whole if name not in ("choices", "usage")}

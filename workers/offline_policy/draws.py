@@ -1,7 +1,7 @@
 """The offline policy's seeded decisions: which answers are wrong, which calls fail.
 
-Every decision is a pure function of the seed and of what is asked, never of the order in which
-calls arrive, so a test can say beforehand what a run must end with. Must not: keep state.
+Every decision is a pure function of the seed and the request. The order of calls has no influence,
+so a test can predict the result of a run. Must not: keep state.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 from enum import StrEnum
 from hashlib import blake2b
 
-#: A call fails at most this often in a row, whatever the rate: a client that retries gets through.
+#: A call fails at most this often in a row at any rate, so that retries succeed.
 MAX_FAILURES_IN_A_ROW = 3
 
 
 class Mishap(StrEnum):
-    """Something that goes wrong once in one sample's conversation."""
+    """A failure that happens once in the conversation of one sample."""
 
     RATE_LIMIT = "rate_limit"  #: the first call answers 429
     SERVER_ERROR = "server_error"  #: the first call answers 500
@@ -41,7 +41,7 @@ def draw(seed: int, purpose: str, prompt_text: str, sample_key: object, *more: o
     """Return a number in [0, 1) that depends on the arguments alone."""
     text = "\x1f".join([str(seed), purpose, prompt_text, str(sample_key), *map(str, more)])
     digest = blake2b(text.encode("utf-8", "replace"), digest_size=8).digest()
-    # 53 bits: what a float holds, so that the result stays below 1.
+    # 53 bits, the precision of a float, so that the result stays below 1.
     return (int.from_bytes(digest, "big") >> 11) / 2**53
 
 
@@ -50,11 +50,11 @@ def expected_is_wrong(seed: int, prompt_text: str, sample_key: object, rate: flo
 
     Args:
         seed: The server's `--seed`.
-        prompt_text: The key's question as it stands in the file, stripped; without a key, the
+        prompt_text: The answer key's question as in the file, stripped; without an answer key, the
             stripped text of the first user message.
-        sample_key: The request's `seed` (in the pipeline a run's seed and the rollout's index),
-            else its `user` (there the rollout's label, `math7-g000013-r3`), else how often the
-            prompt was asked before.
+        sample_key: The request's `seed` (in the pipeline: the run's seed and the rollout's index),
+            else its `user` (in the pipeline: the rollout's label, `math7-g000013-r3`), else the
+            number of earlier requests with this prompt.
         rate: The server's `--wrong`.
     """
     return draw(seed, "wrong", prompt_text, sample_key) < rate
@@ -73,7 +73,7 @@ def failure_of_call(
     Args:
         seed: The server's `--seed`.
         call_key: Prompt text, sample key, and number of messages: one call of one sample.
-        nth: How often this very call has failed before.
+        nth: Number of earlier failures of the same call.
         rate: The server's `--errors`.
     """
     prompt_text, sample_key, n_messages = call_key
@@ -86,7 +86,7 @@ def failure_of_call(
 
 
 def mishap_of_sample(seed: int, prompt_text: str, sample_key: object, rate: float) -> Mishap | None:
-    """Say which mishap this sample meets, if any."""
+    """Return the mishap of this sample, if any."""
     value = draw(seed, "mishap", prompt_text, sample_key)
     if value >= rate:
         return None

@@ -1,8 +1,8 @@
-"""The offline policy: an OpenAI-compatible server that stands in for a model, and is none.
+"""The offline policy: an OpenAI-compatible stand-in server that answers like a model from rules.
 
-`rollout offline-policy`, the demo and the tests run it. It owns the HTTP side: requests in,
-completions, streams and injected failures out; the answers are made in `rules`. Plain ASGI,
-because a framework would cost more than the answer. Must not: be named a model anywhere.
+`rollout offline-policy`, the demo and the tests run it. This module handles HTTP: requests,
+completions, streams and injected failures. The answers come from `rules`. The application is plain
+ASGI, because a framework would cost more CPU than the answer. Must not: be called a model anywhere.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from workers.offline_policy.draws import (
 )
 from workers.offline_policy.rules import Reply, Task, read_task, reply_to
 
-#: The mishaps that strike the first call of a sample; the others are in the answer.
+#: The mishaps that make the first call of a sample fail; the others change the answer.
 _MISHAPS_OF_A_CALL = frozenset({Mishap.RATE_LIMIT, Mishap.SERVER_ERROR, Mishap.STALL})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfflinePolicyOptions:
-    """How the stand-in answers; every rate is between 0 and 1."""
+    """The options of the offline policy; every rate is between 0 and 1."""
 
     host: str = "127.0.0.1"
     port: int = 0  #: 0 takes a free one
@@ -50,10 +50,10 @@ class OfflinePolicyOptions:
     answer_field: str = "answer"
     wrong: float = 0.0  #: share of samples answered wrongly
     errors: float = 0.0  #: share of calls that fail once with 429 or 500
-    mishaps: float = 0.0  #: share of samples that meet one of `Mishap`
+    mishaps: float = 0.0  #: share of samples with a `Mishap`
     latency_ms: float = 0.0
-    stall_s: float = 3.0  #: how late the answer of a stalled call is
-    retry_after_ms: int = 100  #: what an injected 429 asks for
+    stall_s: float = 3.0  #: delay of a stalled answer
+    retry_after_ms: int = 100  #: Retry-After of an injected 429
     seed: int = 0
     policy_version: int | None = None  #: reported as the version of the weights
 
@@ -73,10 +73,10 @@ class _Call:
 
 @dataclass(slots=True)
 class OfflinePolicy:
-    """The ASGI application; `counts` tells what it did.
+    """The ASGI application; `counts` has the numbers of its answers and failures.
 
-    The only state that decides anything is how often a call has failed already, which makes
-    injected failures end. Sample keys of requests that give none are numbered as they arrive.
+    The only state that influences a decision is the number of failures of a call, so that injected
+    failures end. Requests without a sample key are numbered in order of arrival.
     """
 
     options: OfflinePolicyOptions
@@ -197,7 +197,7 @@ class OfflinePolicy:
         if failure not in _MISHAPS_OF_A_CALL:
             failure = failure_of_call(self.options.seed, call_key, nth, self.options.errors)
         if failure is None:
-            # Forgotten once it got through: only calls that are failing now take memory.
+            # A successful call is removed, so that only failing calls take memory.
             del self._failures[call_key]
         else:
             self._failures[call_key] += 1

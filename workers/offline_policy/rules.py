@@ -1,7 +1,7 @@
-"""How the offline policy answers: it plays the agent protocol from rules, and is no model.
+"""The rules by which the offline policy answers in the agents' protocols.
 
-The server gives it one request's messages and tools and gets text or tool calls back. It reads
-which protocol the caller speaks: native tools, the react text protocol, `TOOL_CALL:` lines, or a
+The server passes one request's messages and tools and gets text or tool calls back. The rules
+detect the caller's protocol: native tools, the react text protocol, `TOOL_CALL:` lines, or a
 single question. Must not: do I/O, keep state, or decide about injected HTTP failures.
 """
 
@@ -29,7 +29,7 @@ _TOOL_LABEL = "TOOL_CALL:"
 
 
 class Protocol(StrEnum):
-    """How the caller wants tools to be used."""
+    """The form in which the caller expects tool calls."""
 
     NATIVE = "native"
     REACT = "react"
@@ -39,14 +39,14 @@ class Protocol(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What one request asks: the question, what the policy knows of it, and how far it is.
+    """One request's question, its entry in the answer key, and the state of its conversation.
 
-    `prompt_text` is the text that all seeded decisions about this prompt are made from.
+    All seeded decisions about this prompt depend on `prompt_text`.
     """
 
     prompt_text: str
     protocol: Protocol
-    is_labelled: bool  #: the answer is wanted after `Final Answer:`
+    is_labelled: bool  #: the answer must follow `Final Answer:`
     turn: int  #: answers of the policy already in the conversation
     tools: Mapping[str, str]  #: usable tool → its first text parameter
     entry: KeyEntry | None
@@ -54,7 +54,7 @@ class Task:
 
     @property
     def final(self) -> str | None:
-        """The right answer, None when the policy cannot know it."""
+        """The correct answer, None if the policy cannot compute or look it up."""
         if self.entry is not None:
             return self.entry.final
         return write_number(compute(self.expression)) if self.expression else None
@@ -74,7 +74,7 @@ def read_task(
     tools: Sequence[Mapping[str, Any]] | None,
     key: AnswerKey | None,
 ) -> Task:
-    """Find out what a request asks."""
+    """Find the question, the protocol and the turn of a request."""
     users = [message_text(message).strip() for message in messages if _role(message) == "user"]
     system = "\n".join(
         message_text(message) for message in messages if _role(message) in ("system", "developer")
@@ -83,7 +83,7 @@ def read_task(
     usable = _native_tools(tools)
     protocol = Protocol.NATIVE if usable else _text_protocol(system)
     entry = _entry(users, key) if key else None
-    # In a tool conversation later user messages are observations, which hold numbers too.
+    # In a tool conversation later user messages are observations, which also contain numbers.
     first = users[0] if users else ""
     question = first if protocol is not Protocol.SINGLE_TURN or not users else users[-1]
     if protocol in (Protocol.REACT, Protocol.TOOL_LINE) and _CALCULATOR in system:
@@ -104,8 +104,8 @@ def reply_to(
 ) -> Reply:
     """Answer one request of a conversation.
 
-    With a usable calculator the first turn is a tool call and the second the final answer; a
-    mishap of the first turn shifts that by one turn.
+    With a usable calculator the first turn is a tool call and the second the final answer. A
+    mishap in the first turn shifts both by one turn.
     """
     turn = task.turn
     if mishap in _FIRST_TURN_MISHAPS and task.protocol is not Protocol.SINGLE_TURN:

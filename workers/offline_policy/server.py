@@ -1,6 +1,6 @@
 """Runs the offline policy under uvicorn, as a process of its own.
 
-`rollout offline-policy` calls `run_server`. Must not: listen anywhere but where the options say
+`rollout offline-policy` calls `run_server`. Must not: listen on another address than the options'
 (loopback by default).
 """
 
@@ -23,11 +23,12 @@ _BACKLOG = 4096
 def run_server(options: OfflinePolicyOptions) -> None:
     """Serve until SIGTERM or SIGINT; the first line on stdout is the ready line.
 
-    It is one JSON object: `{"ready": true, "base_url": …, "port": …, "pid": …, "stand_in": …}`.
+    The ready line is a JSON object: `{"ready": true, "base_url": …, "port": …, "pid": …,
+    "stand_in": …}`.
 
     Raises:
         InputError: The answer key cannot be read.
-        ConfigError: The port cannot be had.
+        ConfigError: The port is not available.
     """
     policy = OfflinePolicy.from_options(options)
     listener = _listen(options)

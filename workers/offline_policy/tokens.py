@@ -1,7 +1,7 @@
 """The offline policy's tokens: one per UTF-8 byte, with role and end marks.
 
-A conversation's next prompt begins with exactly the previous prompt and completion, as a real
-chat template's does, so token-level code can be tried without a model. Must not: know HTTP.
+A conversation's next prompt begins with exactly the previous prompt and completion, as with a real
+chat template. So token-level code can be tested without a model. Must not: know HTTP.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def completion_token_ids(reply: Reply) -> list[int]:
 
 
 def completion_logprobs(ids: Sequence[int], *, seed: int, prompt_text: str) -> list[float]:
-    """Return one logprob for each id: finite, not positive, the same for the same seed."""
+    """Return one logprob per id: finite, not positive, the same for the same seed."""
     scale = 0.05 + draw(seed, "logprob", prompt_text, "")
     return [-scale * ((31 * token + position) % 17) / 16 for position, token in enumerate(ids)]
 

@@ -1,7 +1,7 @@
 r"""Finds the number that an answer states.
 
-Used by the `gsm8k` and `numeric` rewards. Understood: thousands separators, currency, units,
-signs, decimals, fractions, mixed numbers, percent (read as a unit), LaTeX, \boxed{…}, `####`.
+The rewards `gsm8k` and `numeric` use it. Supported: thousands separators, currency, units, signs,
+decimals, fractions, mixed numbers, percent (read as a unit), LaTeX, \boxed{…}, `####`.
 Must not compare, or take more than linear time.
 """
 
@@ -14,7 +14,7 @@ from fractions import Fraction
 
 _MARK = "####"
 _BOXES = ("\\boxed", "\\fbox")
-_MAX_CHARS = 200_000  # an answer stands at the end of a text
+_MAX_CHARS = 200_000  # read from the end of the text, because the answer is there
 _MAX_DIGITS = 60
 
 _DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+"
@@ -43,9 +43,9 @@ _SPACES = str.maketrans({"\u00a0": " ", "\u2009": " ", "\u202f": " ", "−": "-"
 
 
 def stated_number(text: str) -> Fraction | None:
-    r"""Return the number an answer ends with: in its last box, after its last `####`, or its last.
+    r"""Return the number in the last box, else after the last `####`, else the last number.
 
-    A box or mark without a number counts for nothing.
+    A box or `####` without a number is ignored.
     """
     text = text[-_MAX_CHARS:]
     boxed = last_boxed(text)
@@ -62,7 +62,7 @@ def stated_number(text: str) -> Fraction | None:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Return the content of the last `\boxed{…}`, nested braces and all; None without one."""
+    r"""Return the content of the last `\boxed{…}`, including nested braces; None without one."""
     start = max(text.rfind(box) for box in _BOXES)
     if start < 0:
         return None
@@ -74,7 +74,7 @@ def last_boxed(text: str) -> str | None:
         depth += {"{": 1, "}": -1}.get(text[position], 0)
         if depth == 0:
             return text[brace + 1 : position]
-    return text[brace + 1 :]  # cut off by a token limit: the part that is there counts
+    return text[brace + 1 :]  # a token limit cut the answer off: use the part before
 
 
 def first_number(text: str) -> Fraction | None:

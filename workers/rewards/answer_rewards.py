@@ -1,7 +1,7 @@
 """The rewards `exact_match`, `numeric` and `gsm8k`, which compare an answer with the gold answer.
 
-Imported by the registry on first use. Must not score a prompt without a gold answer: that is a
-mistake in the data, not a wrong answer.
+The registry imports this module on first use. Must not score a prompt without a gold answer: a
+missing gold answer is an error in the data, not a wrong answer.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from pipeline.contract.errors import ContractError
 from workers.rewards.answer_numbers import stated_number
 from workers.rewards.registry import register_reward
 
-# For rounded decimals; no two gold numbers of gsm8k are that close.
+# Accepts rounded decimals; no two gold numbers of gsm8k are that close.
 _GSM8K_TOLERANCE = Fraction(1, 10**6)
 
 
 @register_reward("exact_match", inline=True)
 def exact_match(response: str, answer: Any, *, ignore_case: bool = False) -> float:
-    """Return 1.0 when both texts are the same but for white space at their ends."""
+    """Return 1.0 when both texts are equal except for white space at their ends."""
     given, gold = response.strip(), _gold_text(answer).strip()
     if ignore_case:
         given, gold = given.casefold(), gold.casefold()

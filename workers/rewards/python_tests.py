@@ -1,10 +1,10 @@
 """The reward `python_tests`: 1.0 if a function passes the row's unit tests, else 0.0.
 
-Imported by the registry on first use. Rows have `prompt` (the function's head), `entry_point` and
-`test` (which defines `check(candidate)`). Inside the sandbox the candidate runs in one process and
-the tests in another (`test_runner.py`). The candidate gets arguments and returns plain data, so
-patched builtins, objects equal to everything, frame tricks, early exits and printed verdicts do not
-change the verdict. Must not give 0.0 for a failure of our own.
+The registry imports this module on first use. Rows have `prompt` (the function's head),
+`entry_point` and `test` (which defines `check(candidate)`). Inside the sandbox the candidate runs
+in one process and the tests in another (`test_runner.py`). The candidate gets arguments and returns
+plain data. So patched builtins, objects equal to everything, frame tricks, early exits and printed
+verdicts do not change the verdict. Must not give 0.0 for a failure of our own.
 
 Not covered: a candidate that recognises the tests' arguments and returns the expected results;
 tests that look into the candidate (source, signature, coroutines, arrays); and a candidate that
@@ -33,8 +33,8 @@ from workers.sandbox.kinds import SandboxKind, open_sandbox
 DEFAULT_TIMEOUT_S = 10.0
 _MEMORY_BYTES = 1024**3
 _FENCES = ("```", "~~~")
-#: Without site hooks, whose start takes longer than a candidate. The program itself puts the
-#: packages of this environment on the path.
+#: Without site hooks, because they take longer to start than a candidate takes to run. The program
+#: itself puts the packages of this environment on the path.
 _PYTHON = ("python3", "-S", "-s", "-P", "-c")
 
 _slots: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
@@ -54,16 +54,17 @@ async def python_tests(
     Args:
         response: The answer; its last fenced code block, or all of it, is the candidate.
         prompt: The row, with `prompt`, `entry_point` and `test`.
-        timeout_s: CPU seconds of the candidate; twice that by the clock, since it shares the CPU.
+        timeout_s: CPU seconds of the candidate. The limit in real time is twice that, because other
+            processes use the CPU too.
         sandbox: Kind of sandbox on the worker's machine, as in `open_sandbox`.
 
     Raises:
         ValueError: The row lacks a field, or its test cannot be executed at all.
-        SandboxFailure: The sandbox would not start or died, or nothing here would confine the
-            candidate. The candidate is not the cause.
+        SandboxFailure: The sandbox did not start or died, or this machine has no sandbox that
+            confines the candidate. The candidate is not the cause.
     """
     job = {
-        # Where a row's prompt was enqueued as the question, it is the payload's `content`.
+        # If the column `prompt` was enqueued as the prompt, the payload has it as `content`.
         "prompt": _field(prompt, "prompt" if "prompt" in prompt else "content"),
         "test": _field(prompt, "test"),
         "entry_point": _field(prompt, "entry_point"),
@@ -75,7 +76,7 @@ async def python_tests(
     limits = SandboxLimits(
         wall_s=2 * timeout_s, cpu_s=timeout_s, memory_bytes=_MEMORY_BYTES, file_bytes=64 * 1024**2
     )
-    # The wait for a slot comes first, so that it does not count as time of the candidate.
+    # The wait for a slot comes first, so that the candidate's time does not include it.
     async with _slot(), await open_sandbox(sandbox, limits=limits) as opened:
         result = await opened.run(
             [*_PYTHON, _program()],
@@ -88,7 +89,7 @@ async def python_tests(
 def last_code_block(text: str) -> str:
     """Return the content of the last fenced block, or the whole text when there is none.
 
-    A fence that is not closed, as in an answer cut short, reaches to the end.
+    A block without a closing fence, as in an incomplete answer, reaches to the end.
     """
     block: list[str] | None = None
     last: list[str] | None = None

@@ -1,7 +1,7 @@
 """Reward functions by name: registering, finding, and scoring one trajectory with them.
 
-Plug-in modules register; `workers/process/execution.py` scores. A run names its reward, and the
-worker looks the name up here. Must not turn an error into a value, or know a queue or a store.
+Plug-in modules register functions, and `workers/process/execution.py` scores with them. A run names
+its reward; the worker finds it here. Must not turn an error into a value, or know a queue or store.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from workers.rewards.reward_result import RewardResult, read_result
 from workers.sandbox.base import SandboxFailure
 
 DEFAULT_TIMEOUT_S = 60.0
-#: Name → module; each registers the name when it is imported, on first use.
+#: Name → module. A module registers its names when it is imported, at the first use of one.
 BUILTIN_REWARDS: Mapping[str, str] = MappingProxyType(
     {
         "exact_match": "workers.rewards.answer_rewards",
@@ -33,7 +33,8 @@ BUILTIN_REWARDS: Mapping[str, str] = MappingProxyType(
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 _registered: dict[str, RewardFunction] = {}
-# Apart from the others, because a module is imported once and `clear_rewards` would lose them.
+# Kept separately: `clear_rewards` must not remove them, because their modules are imported only
+# once and would not register them again.
 _builtin: dict[str, RewardFunction] = {}
 
 
@@ -47,20 +48,21 @@ def register_reward(
 ) -> Callable[[FunctionT], FunctionT]:
     """Register a function, an object with `__call__`, or a class of such objects, as a reward.
 
-    It may take by name `response` (the final answer's text), `answer` (the prompt's field
-    `answer`, or None), `prompt` (its payload), `trajectory`; further parameters with a default
-    are options of the run's reward config. `read_result` says which values it may return.
+    The function may take by name `response` (the final answer's text), `answer` (the prompt's field
+    `answer`, or None), `prompt` (its payload) and `trajectory`. Further parameters with a default
+    are options of the run's reward config. `read_result` lists the allowed return values.
 
     Args:
         name: The reward's name in a run's configuration.
-        inline: Sync and cheap: called in the event loop itself instead of a thread.
-        process: Heavy on the CPU, or able to hang: called in a process, killed when out of time.
-        bounds_itself: It has a time limit of its own, which does not count a wait for its turn.
-        version: Stored with every value, so that rewards of changed functions are told apart.
+        inline: For a cheap sync function: call it in the event loop instead of a thread.
+        process: For a CPU-bound function, or one that may hang: call it in a process, which is
+            killed at the time limit.
+        bounds_itself: The function has its own time limit, which excludes waits for a slot.
+        version: Stored with every value, to distinguish the rewards of changed functions.
 
     Raises:
-        ValueError: The name is taken.
-        TypeError: The function takes something that is not known.
+        ValueError: Another reward has this name.
+        TypeError: The function takes an unknown parameter without a default.
     """
 
     def register(function: FunctionT) -> FunctionT:
@@ -84,7 +86,7 @@ def get_reward(name: str) -> RewardFunction:
     """Return the reward of this name; a built-in one is imported on first use.
 
     Raises:
-        ContractError: No reward of that name; code `unknown_reward`.
+        ContractError: No reward has that name; code `unknown_reward`.
     """
     reward = _registered.get(name) or _builtin.get(name)
     if reward is None and name in BUILTIN_REWARDS:
@@ -100,12 +102,12 @@ def get_reward(name: str) -> RewardFunction:
 
 
 def list_rewards() -> list[str]:
-    """Return all names, built-in ones included, sorted."""
+    """Return the names of all rewards, including built-in ones, sorted."""
     return sorted({*_registered, *BUILTIN_REWARDS})
 
 
 def clear_rewards() -> None:
-    """Forget every reward but the built-in ones."""
+    """Remove every reward except the built-in ones."""
     _registered.clear()
 
 
@@ -120,13 +122,14 @@ async def score(
 ) -> RewardResult:
     """Score one trajectory.
 
-    A sync function that is out of time goes on in its thread, and its value is dropped; with
-    `process=True` its process is killed.
+    A sync function that exceeds the time limit goes on in its thread, and its value is dropped.
+    With `process=True` its process is killed.
 
     Raises:
         ContractError: Unknown name or option, or a value of a wrong type.
-        RewardError: It raised, ran out of time (`reward_timeout`), or gave no finite number.
-        SandboxError: The sandbox it runs in would not start, or died.
+        RewardError: The function raised, exceeded the time limit (`reward_timeout`), or returned no
+            finite number.
+        SandboxError: The function's sandbox did not start, or died.
     """
     reward = get_reward(name)
     values = {
@@ -138,7 +141,7 @@ async def score(
     arguments = reward.arguments(values, config)
     try:
         async with asyncio.timeout(None if reward.bounds_itself else timeout_s):
-            # Inside, so that a TimeoutError of the function's own is its error and not ours.
+            # Inside the timeout, so that a TimeoutError of the function counts as its own error.
             with boundary(RewardError):
                 value = await _call(reward, arguments)
     except TimeoutError:
@@ -157,5 +160,5 @@ async def _call(reward: RewardFunction, arguments: dict[str, Any]) -> Any:
         value = reward.function(**arguments)
         return await value if isawaitable(value) else value
     except SandboxFailure as error:
-        # Not the scorer's fault: the attempt is retried, and no score is stored.
+        # The function is not the cause: the attempt is retried, and no score is stored.
         raise SandboxError(str(error)) from error

@@ -1,6 +1,6 @@
 """A registered reward function: its inputs, its options, and where it runs.
 
-Made by the registry when a function is registered; scoring inspects no signature. Must not score.
+The registry makes it at registration, so scoring need not inspect signatures. Must not score.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from workers.core.sync_call import is_async_callable
 
 #: Names of the values that a reward function may take.
 INPUTS = ("response", "answer", "prompt", "trajectory")
-#: Other names of the same, as the AgentCore toolkit's reward functions use them.
+#: Other names of the same values, used by reward functions of the AgentCore toolkit.
 ALIASES = {"response_text": "response", "ground_truth": "answer"}
 
 
 class RunsIn(StrEnum):
-    """Where a reward function is called."""
+    """The place where a reward function is called."""
 
-    LOOP = "loop"  #: async, or sync and so cheap that a thread would cost more
+    LOOP = "loop"  #: async, or so cheap that a thread would cost more
     THREAD = "thread"
-    PROCESS = "process"  #: heavy on the CPU; killed when it is out of time
+    PROCESS = "process"  #: CPU-bound; killed at the time limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +37,15 @@ class RewardFunction:
     function: Callable[..., Any]
     version: str
     runs_in: RunsIn
-    inputs: frozenset[str]  #: names out of INPUTS and ALIASES that it takes
-    options: Options | None  #: further parameters, set by the run's reward config; None: any
-    bounds_itself: bool  #: it has a time limit of its own, and may queue before it
+    inputs: frozenset[str]  #: its parameters among INPUTS and ALIASES
+    options: Options | None  #: further parameters, set by the run's reward config; None: any name
+    bounds_itself: bool  #: has its own time limit, which excludes waits for a slot
 
     def check_config(self, config: Mapping[str, Any] | None) -> None:
         """Check the options that a run sets.
 
         Raises:
-            ContractError: The function takes no such option, or not such a value.
+            ContractError: The function has no such option, or does not accept the value.
         """
         try:
             check_options(f"Reward {self.name!r}", config or {}, self.options)
@@ -71,7 +71,8 @@ def inspect_reward(
     """Read a function's signature; a class is instantiated and its object called.
 
     Raises:
-        TypeError: It is not callable, takes an unknown value, or is asked to run in two places.
+        TypeError: The object is not callable, takes an unknown value, or is both `inline` and
+            `process`.
     """
     if inspect.isclass(function):
         function = function()
@@ -84,11 +85,11 @@ def inspect_reward(
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     known = {*INPUTS, *ALIASES}
     types = options_of(function)
-    strange = [p.name for p in named if p.name not in known and p.default is p.empty]
-    strange += [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY]
-    if strange:
+    unknown = [p.name for p in named if p.name not in known and p.default is p.empty]
+    unknown += [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY]
+    if unknown:
         raise TypeError(
-            f"Reward {name!r} takes {strange[0]!r}, which is not known. It may take "
+            f"Reward {name!r} takes {unknown[0]!r}, which is not known. It may take "
             f"{', '.join(INPUTS)} by name, and options that have a default."
         )
     runs_in = RunsIn.LOOP if inline or is_async_callable(function) else RunsIn.THREAD

@@ -1,8 +1,8 @@
-"""Worker processes for reward functions that are heavy on the CPU or may hang.
+"""Worker processes for reward functions that are CPU-bound or may hang.
 
-One process per core, started on demand and reused. A call that is cancelled or out of time kills
-its process. `registry.score` calls `call_in_process`; `serve` is the program of the processes. Must
-not run a function that cannot be imported by name.
+The pool has one process per core, started on demand and reused. A call that is cancelled or exceeds
+its time limit kills its process. `registry.score` calls `call_in_process`; `serve` is the program
+of the processes. Must not run a function that cannot be imported by name.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ async def call_in_process(function: Callable[..., Any], arguments: dict[str, Any
 
 
 async def close_reward_processes() -> None:
-    """End the running loop's reward processes; for the end of a process or of a test."""
+    """End the running loop's reward processes, at the end of a process or test."""
     pool = _pools.pop(asyncio.get_running_loop(), None)
     if pool is not None:
         await pool.close()
@@ -57,7 +57,7 @@ class RewardProcesses:
     """A pool of processes on one event loop.
 
     Args:
-        size: Most processes, and so most calls, at a time.
+        size: Highest number of processes, and so of concurrent calls.
     """
 
     def __init__(self, size: int) -> None:
@@ -71,7 +71,7 @@ class RewardProcesses:
             try:
                 reply = await _ask(process, request)
             except BaseException:
-                # Cancelled, out of time, or dead: the process cannot be used for another call.
+                # After a cancellation or an error the process cannot serve another call.
                 await _end(process)
                 raise
             self._idle.append(process)
@@ -90,7 +90,7 @@ class RewardProcesses:
             process = self._idle.pop()
             if process.returncode is None:
                 return process
-        # The path first: it is where this very module may come from.
+        # Set the path first, because this module may be importable only with it.
         program = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; serve()"
         return await asyncio.create_subprocess_exec(
             sys.executable, "-c", program, stdin=PIPE, stdout=PIPE
@@ -124,7 +124,7 @@ async def _end(process: Process) -> None:
 def serve() -> None:
     """Answer the calls on stdin until it ends; a function's own output goes to stderr."""
     if sys.platform == "linux":
-        # A function that never returns never sees stdin end.
+        # A process whose function never returns would not notice the end of stdin.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     with open(os.devnull, "rb") as nothing:

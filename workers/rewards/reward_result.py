@@ -1,7 +1,7 @@
-"""The values that a reward function may return, and the one form they are read into.
+"""The values that a reward function may return, and their common form `RewardResult`.
 
 `registry.score` reads every returned value here. Must not call a reward function, or guess: a value
-that is no finite number is an error, never 0.
+that is not a finite number is an error, never 0.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pipeline.contract.errors import ContractError, RewardError
 
 @dataclass(frozen=True, slots=True)
 class RewardResult:
-    """A trajectory's reward and the named numbers it is made of; all of them finite."""
+    """A trajectory's reward and its named parts; all numbers are finite."""
 
     value: float
     parts: dict[str, float] = field(default_factory=dict)
@@ -29,8 +29,8 @@ def read_result(value: Any, name: str) -> RewardResult:
     The rewards of turns are summed, and kept as parts `turn_0`, `turn_1`, …
 
     Raises:
-        ContractError: None of these; code `reward_type`.
-        RewardError: NaN or infinite; code `not_finite`.
+        ContractError: The value is none of these; code `reward_type`.
+        RewardError: A number is NaN or infinite; code `not_finite`.
     """
     if isinstance(value, RewardResult):
         return RewardResult(_number(value.value, name), _parts(value.parts, name))
@@ -60,7 +60,7 @@ def _parts(parts: Any, name: str) -> dict[str, float]:
 
 
 def _number(value: Any, name: str) -> float:
-    # A number of numpy or torch. An array of one value has `item` too, but is no number.
+    # A number of numpy or torch. An array with one value also has `item`, but is not a number.
     if getattr(value, "ndim", None) == 0 and callable(getattr(value, "item", None)):
         value = value.item()
     if not isinstance(value, Real):
@@ -76,9 +76,9 @@ def _number(value: Any, name: str) -> float:
     return number
 
 
-def _wrong_type(name: str, what: str) -> ContractError:
+def _wrong_type(name: str, description: str) -> ContractError:
     return ContractError(
-        f"Reward {name!r} returned {what}; expected a finite number, a bool, a RewardResult or a "
-        "dict with the key 'reward'.",
+        f"Reward {name!r} returned {description}; expected a finite number, a bool, a RewardResult "
+        "or a dict with the key 'reward'.",
         code="reward_type",
     )

@@ -1,10 +1,10 @@
-"""The program inside the sandbox that tries a candidate against its tests, as two processes.
+"""The program inside the sandbox that runs the tests of a candidate in two processes.
 
-Started by the reward `python_tests` with the source of this file and of `wire_values.py`, and a job
+The reward `python_tests` starts it with the source of this file and of `wire_values.py`, and a job
 on its standard input. The first process runs the tests. The second, forked before the job is read,
 runs the candidate and is called by messages of plain data. The first rebuilds values from built-in
-types, so the candidate controls only the values it returns. Must not import another module of this
-project: the sandbox has none.
+types, so the candidate controls only its return values. Must not import another module of this
+project, because the sandbox has none.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _MOST_PRINTED = 1024 * 1024
 
 
 class CandidateGone(BaseException):
-    """The candidate's process ended or broke the protocol; no test may catch this and go on."""
+    """The candidate's process ended or broke the protocol; tests must not catch this error."""
 
 
 class Peer(Values):
     """One end of the connection between the two processes.
 
-    `operations` are those that the other end may perform on an object of this process.
+    The other end may perform the `operations` on objects of this process.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Peer(Values):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Have the other end perform an operation; answers its requests until the reply comes."""
+        """Request an operation of the other end, and answer its requests until the reply comes."""
         with self._lock:
             request: list[Any] = [operation, handle, [self.encode(arg) for arg in args]]
             request.append({name: self.encode(value) for name, value in (kwargs or {}).items()})
@@ -149,7 +149,7 @@ def _module(name: str) -> types.ModuleType:
 
 
 def _assembled(prompt: str, code: str, entry_point: str) -> str:
-    """Return the candidate as a program: it may repeat the prompt's lines or continue them."""
+    """Return the candidate as a program, whether its code repeats the prompt or continues it."""
     name = entry_point.split(".")[0].split("(")[0]
     defined = re.compile(
         rf"^(?:async\s+def|def|class)\s+{re.escape(name)}\b|^{re.escape(name)}\s*[:=]", re.MULTILINE
@@ -244,7 +244,7 @@ def main() -> None:
             os._exit(0)
     theirs.close()
     with contextlib.suppress(AttributeError, OSError):
-        # From here on the candidate can neither trace this process nor open its files in /proc.
+        # After this call the candidate can neither trace this process nor open its files in /proc.
         ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     job = json.load(sys.stdin)
     if list(sys.version_info[:2]) == job["python"]:

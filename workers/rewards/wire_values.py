@@ -1,8 +1,8 @@
 """Values that travel between the two processes of a test run, as JSON.
 
-Part of the program in `test_runner.py`. Plain data is sent by content and rebuilt from built-in
-types; any other object stays in its process and a handle is sent. Must not rebuild an object whose
-code the sender could choose, or import another module of this project.
+This module is part of the program in `test_runner.py`. Plain data is sent by content and rebuilt
+from built-in types. Any other object stays in its process, and a handle is sent. Must not rebuild
+an object whose code the sender could choose, or import another module of this project.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _TEXTUAL: dict[str, tuple[Any, Any, Any]] = {
         lambda v: datetime.timedelta(*v),
     ),
 }
-#: The only types that are sent as types; calling one of them runs no foreign code.
+#: The only classes that are sent themselves; calling one of them runs no code of the candidate.
 _TYPES = (bool, int, float, str, list, tuple, dict, set, frozenset, bytes, bytearray, complex)
 _BY_TYPE: dict[type, str] = {
     **{kind: tag for tag, kind in _CONTAINERS.items()},
@@ -50,25 +50,25 @@ _BY_TYPE: dict[type, str] = {
 }
 
 
-#: A value of a class derived from one of these is sent as the plain type.
+#: An instance of a subclass of these is sent as an instance of the plain type.
 _BASES: tuple[Any, ...] = (int, float, str, tuple, list, dict)
 
 
 class CandidateError(Exception):
-    """The candidate raised an exception that is no built-in one."""
+    """The candidate raised an exception of a class that is not built in."""
 
 
 class Remote:
-    """An object of the other process: it can be called and iterated, and has attributes.
+    """A proxy of an object in the other process; supports calls, iteration and attributes.
 
-    Two of these are equal only if they are the same; the other process is not asked.
+    Two proxies are equal only if they are identical; the other process is not asked.
     """
 
     def __init__(self, values: Values, handle: int, name: str) -> None:
         self.__dict__.update(_values=values, _handle=handle, __name__=name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it in its own process."""
+        """Call the object in its own process."""
         return self._values.ask("call", self._handle, args, kwargs)
 
     def __iter__(self) -> Any:
@@ -89,7 +89,7 @@ class Remote:
 class Values:
     """Turns values into JSON and back at one end.
 
-    `classes` are those that both ends define for themselves, by name.
+    `classes` has the classes that both ends define for themselves, by name.
     """
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ class Values:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Have the other end perform an operation on one of its objects."""
+        """Request an operation of the other end on one of its objects."""
         raise NotImplementedError
 
     def encode(self, value: Any) -> Any:
@@ -131,7 +131,7 @@ class Values:
         return ["H", len(self._objects) - 1, str(getattr(value, "__name__", kind.__name__))]
 
     def decode(self, data: Any) -> Any:
-        """Rebuild a value out of built-in types, shared classes and handles."""
+        """Rebuild a value from built-in types, shared classes and handles."""
         if type(data) is not list:
             return data
         tag, content = data[0], data[1]
@@ -158,7 +158,7 @@ class Values:
         return len(self._objects) - 1
 
     def encode_changed(self, value: Any, old: Any) -> Any:
-        """Return an argument's new encoding if it is no longer the old one, else None."""
+        """Return an argument's new encoding if it differs from the old one, else None."""
         if type(value) in _SCALARS or isinstance(value, (Remote, tuple)):
             return None
         new = self.encode(value)
@@ -166,7 +166,7 @@ class Values:
 
 
 def take_over(old: Any, new: Any) -> None:
-    """Give a mutable argument the content that the candidate gave it."""
+    """Copy the candidate's changes of a mutable argument into the original."""
     if new is None or type(old) is not type(new):
         return
     if isinstance(old, (list, bytearray)):
@@ -183,7 +183,7 @@ def take_over(old: Any, new: Any) -> None:
 
 
 def rebuild_exception(record: Any, values: Values) -> Exception:
-    """Rebuild an exception as the nearest of its classes that this process knows."""
+    """Rebuild an exception as the first class of its MRO that this process knows."""
     names, details = record
     arguments = [values.decode(value) for value in details]
     for name in names:
