@@ -61,9 +61,9 @@ def run_controller(
 
     Args:
         engine: The store.
-        settings: Everything else.
-        stop: Ends the services.
-        only: Names out of `SERVICES`.
+        settings: Broker, payload store, leases and limits.
+        stop: Ends the services when set.
+        only: Names of services, out of `SERVICES`.
         ready: Called when all are running.
     """
     redact_logs(Redactor.of(settings, os.environ))

@@ -1,8 +1,8 @@
-"""The reconciler: gives up attempts that nobody has heard of for longer than their lease.
+"""The reconciler: gives up attempts that no message has named for longer than their lease.
 
-A lost attempt goes through the same decision as any error. Judges only by the database clock, and
-only what the collector has certainly read. It also ends overdue groups, folds run counters and
-advances the clocks of runs. Must not: publish.
+A lost attempt goes through the same decision as any error. Silence counts by the database clock,
+and only up to the collectors' watermark. The reconciler also ends overdue groups, folds run
+counters and advances the clocks of runs. Must not: publish.
 """
 
 from __future__ import annotations
@@ -46,10 +46,11 @@ from pipeline.store.working_time import advance_clocks
 
 log = logging.getLogger(__name__)
 
-#: Groups ended in one transaction; workers are told by the answer to their next heartbeat.
+#: Groups ended in one transaction; their attempts are stopped at the worker's next heartbeat.
 _MOST_OVERDUE = 500
-#: Looks at the queues that are remembered until they are old enough to prove something.
-_MOST_LOOKS = 256
+#: Most times kept at which the request queues were empty. A time proves that requests are lost
+#: once the watermark has passed it by `lease.grace_s`.
+_MOST_EMPTY_TIMES = 256
 #: Seconds between two foldings of the run counters; readers sum the rows added meanwhile.
 _FOLD_EVERY_S = 10.0
 
@@ -67,13 +68,13 @@ class Reconciler:
         self._payloads = payloads
         self._settings = settings
         self._connection: BrokerConnection | None = None
-        self._empty_looks: deque[datetime] = deque(maxlen=_MOST_LOOKS)
-        #: What was lost before and is lost again; forgotten after some leases.
+        self._empty_times: deque[datetime] = deque(maxlen=_MOST_EMPTY_TIMES)
+        #: Rollouts that were lost more than once; dropped four leases after the last loss.
         self._lost_again: list[Suspect] = []
         self._folded_at = -_FOLD_EVERY_S
 
     def step(self) -> None:
-        """Give up what is silent, then wait."""
+        """Give up silent attempts and end overdue groups, then wait."""
         transact(self._engine, advance_clocks)
         transact(self._engine, self._end_overdue)
         report = transact(self._engine, self._give_up_silent)
@@ -110,7 +111,7 @@ class Reconciler:
     def _give_up_silent(self, connection: Connection) -> OutcomeReport:
         watermark = read_watermark(connection, alive_s=self._settings.lease.lease_s)
         if watermark is None:
-            # Nobody reads what workers say, or it has not caught up yet: silence means nothing.
+            # No collector is alive, or none has caught up yet: silence proves nothing.
             return OutcomeReport()
         self._watch_queues(connection)
         lease = self._settings.lease
@@ -125,10 +126,10 @@ class Reconciler:
         )
         if not silent:
             return OutcomeReport()
-        return record_outcomes(connection, self._last_words(connection, silent))
+        return record_outcomes(connection, self._completions_of(connection, silent))
 
     def _watch_queues(self, connection: Connection) -> None:
-        """Note when no request waits on the broker."""
+        """Record the time if no request waits on the broker."""
         try:
             if self._connection is None:
                 self._connection = self._broker.connect()
@@ -137,25 +138,25 @@ class Reconciler:
             )
         except QueueUnavailable:
             self.close()
-            self._empty_looks.clear()
+            self._empty_times.clear()
             raise
         if not waiting:
-            self._empty_looks.append(connection.execute(text("SELECT now()")).scalar_one())
+            self._empty_times.append(connection.execute(text("SELECT now()")).scalar_one())
         elif not self._broker.counts_exactly:
-            # What waits now may have waited before, too.
-            self._empty_looks.clear()
+            # An estimated depth may have been zero while these requests already waited.
+            self._empty_times.clear()
 
     def _empty_before(self, end: datetime) -> datetime | None:
-        """Return the last look before `end` that found the queues empty; forget older ones."""
-        looks = self._empty_looks
-        while len(looks) > 1 and looks[1] < end:
-            looks.popleft()
-        return looks[0] if looks and looks[0] < end else None
+        """Return the last time before `end` at which the queues were empty; drop older times."""
+        times = self._empty_times
+        while len(times) > 1 and times[1] < end:
+            times.popleft()
+        return times[0] if times and times[0] < end else None
 
-    def _last_words(
+    def _completions_of(
         self, connection: Connection, silent: Sequence[SilentAttempt]
     ) -> list[Completion]:
-        """Return what is recorded of each: its own outcome where that is found, else its loss."""
+        """Return a completion for each attempt: its own from the payload store, else its loss."""
         codes = self._codes(connection, silent)
         return [
             self._recovered(attempt) or _lost(attempt, code)
@@ -164,18 +165,19 @@ class Reconciler:
 
     def _codes(self, connection: Connection, silent: Sequence[SilentAttempt]) -> list[str]:
         lease = self._settings.lease
-        beat = timedelta(seconds=lease.heartbeat_s)
+        interval = timedelta(seconds=lease.heartbeat_s)
         now = connection.execute(text("SELECT now()")).scalar_one()
-        again = [_suspect(attempt, now, beat) for attempt in silent if attempt.lost_count]
+        again = [_suspect(attempt, now, interval) for attempt in silent if attempt.lost_count]
         oldest = now - timedelta(seconds=4 * lease.lease_s)
         self._lost_again = [s for s in self._lost_again if s.gone_at and s.gone_at > oldest] + again
         in_flight = suspects_in_flight(connection) if again else []
         gone = {attempt.rollout_id for attempt in silent}
         others = [suspect for suspect in in_flight if suspect.rollout_id not in gone]
-        return find_codes(silent, suspects=[*self._lost_again, *others], beat=beat)
+        suspects = [*self._lost_again, *others]
+        return find_codes(silent, suspects=suspects, heartbeat_interval=interval)
 
     def _recovered(self, attempt: SilentAttempt) -> Completion | None:
-        """Return the outcome of an attempt that reached the payload store, its message lost."""
+        """Return the outcome of an attempt from the payload store, if only its message was lost."""
         if self._settings.payloads.mode != "object":
             return None
         key = payload_key(str(attempt.run_id), attempt.label)
@@ -183,7 +185,7 @@ class Reconciler:
             frame = self._payloads.get(self._payloads.uri(key))
             completions = decode_completions(frame)[0] if frame is not None else []
         except MalformedMessage as error:
-            # One bad object must not hold up the judgement of all other attempts.
+            # One bad object must not keep the other attempts from being given up.
             log.warning("The object of %s is not its outcome: %s", attempt.label, error)
             return None
         for completion in completions:
@@ -197,37 +199,37 @@ def _key(of: Completion | SilentAttempt) -> tuple[UUID, int]:
 
 
 def find_codes(
-    silent: Sequence[SilentAttempt], *, suspects: Sequence[Suspect], beat: timedelta
+    silent: Sequence[SilentAttempt], *, suspects: Sequence[Suspect], heartbeat_interval: timedelta
 ) -> list[str]:
-    """Say of each attempt what its loss tells: who may have killed a worker, and in what company.
+    """Return the code of each loss: whether a worker died, and whether others are as suspect.
 
-    The one that kills its workers is lost each time; its neighbours are not. So the suspect is who
-    was lost most often, and while several were lost as often nobody knows which.
+    A rollout that kills its workers is lost each time; its neighbours are not. So the rollout that
+    was lost most often is the suspect. While several were lost equally often, none can be blamed.
 
     Args:
-        silent: What is given up now; of a dead worker all that it held.
-        suspects: Who was lost before, and is in flight or was lost again.
-        beat: Time between two heartbeats: a worker may have died so much later than it was heard.
+        silent: The attempts given up now; of a dead worker, all that it held.
+        suspects: Rollouts that were lost before, and are in flight or were lost again.
+        heartbeat_interval: A worker may have died this much later than its last heartbeat.
     """
     held: dict[str, dict[UUID, int]] = defaultdict(dict)
     for attempt in silent:
         if attempt.worker_id:
             held[attempt.worker_id][attempt.rollout_id] = attempt.lost_count
-    # Two: one of them may be who is judged.
+    # Two: one of them may be the attempt under judgement.
     most_often = {
         worker_id: nlargest(2, counts.items(), key=lambda item: item[1])
         for worker_id, counts in held.items()
     }
 
-    def is_covered(attempt: SilentAttempt) -> bool:
+    def has_equal_suspect(attempt: SilentAttempt) -> bool:
         known = most_often.get(attempt.worker_id or "", ())
         if any(n >= attempt.lost_count and key != attempt.rollout_id for key, n in known):
             return True
-        # The first loss condemns nobody.
+        # A first loss makes no suspect; only later ones are compared with suspects elsewhere.
         return attempt.lost_count > 0 and any(
             suspect.lost_count >= attempt.lost_count
             and suspect.rollout_id != attempt.rollout_id
-            and _may_have_met(attempt, suspect, beat)
+            and _may_have_shared_worker(attempt, suspect, heartbeat_interval)
             for suspect in suspects
         )
 
@@ -236,24 +238,26 @@ def find_codes(
         if not attempt.worker_died:
             codes.append(HELD_NO_MORE if attempt.worker_id else NEVER_HELD)
         else:
-            codes.append(WORKER_DIED_WITH_OTHERS if is_covered(attempt) else WORKER_DIED)
+            codes.append(WORKER_DIED_WITH_OTHERS if has_equal_suspect(attempt) else WORKER_DIED)
     return codes
 
 
-def _may_have_met(attempt: SilentAttempt, suspect: Suspect, beat: timedelta) -> bool:
-    """Say whether a suspect may have been in the worker that died with an attempt."""
+def _may_have_shared_worker(
+    attempt: SilentAttempt, suspect: Suspect, heartbeat_interval: timedelta
+) -> bool:
+    """Return whether a suspect may have been in the worker that died with an attempt."""
     if attempt.worker_seen_at is None:
-        # It may have been in any worker.
+        # No heartbeat listed the attempt, so any worker may have held it.
         return suspect.gone_at is None or suspect.gone_at >= attempt.dispatched_at
     if suspect.worker_id == attempt.worker_id:
         return True
     elsewhere_at = suspect.started_at or suspect.gone_at
-    return suspect.dispatched_at <= attempt.worker_seen_at + beat and (
+    return suspect.dispatched_at <= attempt.worker_seen_at + heartbeat_interval and (
         elsewhere_at is None or elsewhere_at >= attempt.worker_seen_at
     )
 
 
-def _suspect(attempt: SilentAttempt, now: datetime, beat: timedelta) -> Suspect:
+def _suspect(attempt: SilentAttempt, now: datetime, heartbeat_interval: timedelta) -> Suspect:
     seen_at = attempt.worker_seen_at if attempt.worker_died else None
     return Suspect(
         attempt.rollout_id,
@@ -261,7 +265,7 @@ def _suspect(attempt: SilentAttempt, now: datetime, beat: timedelta) -> Suspect:
         attempt.worker_id,
         attempt.dispatched_at,
         attempt.started_at,
-        gone_at=seen_at + beat if seen_at else now,
+        gone_at=seen_at + heartbeat_interval if seen_at else now,
     )
 
 

@@ -30,8 +30,8 @@ class Redactor:
 
     Args:
         secrets: Texts to replace.
-        passwords: Passwords of URLs: always replaced in URLs, elsewhere only if they are no common
-            word.
+        passwords: Passwords of URLs. They are always replaced in URLs, and elsewhere unless they
+            are common words.
     """
 
     def __init__(self, secrets: Iterable[str] = (), passwords: Iterable[str] = ()) -> None:
@@ -92,7 +92,7 @@ class _RedactingFactory:
         try:
             message = record.getMessage()
         except (TypeError, ValueError, KeyError):
-            return record  # logging itself reports a wrong call
+            return record  # logging itself reports the wrong arguments
         redacted = self._redactor.text(message)
         if redacted != message:
             record.msg, record.args = redacted, ()

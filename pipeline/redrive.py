@@ -1,4 +1,4 @@
-"""Dead letters tried again: a rollout is queued, a completion recorded as the collector does it.
+"""Dead letters tried again: a rollout is queued, a completion is recorded as by the collector.
 
 Used by `rollout dlq requeue`; the caller commits.
 """
@@ -22,9 +22,9 @@ def redrive(connection: Connection, dead_letter_id: int) -> str:
     """Try a dead letter again and return the result in words.
 
     Raises:
-        MalformedMessage: It still cannot be decoded.
-        NotFound: There is none of this number.
-        NotAllowed: It is of a kind, or its rollout in a state, in which there is nothing to try.
+        MalformedMessage: The message still cannot be decoded.
+        NotFound: No dead letter has this number.
+        NotAllowed: The kind of the letter or the state of its rollout leaves nothing to try again.
     """
     letter = get_dead_letter(connection, dead_letter_id)
     match letter.kind:

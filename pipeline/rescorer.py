@@ -1,4 +1,4 @@
-"""Requests to score stored trajectories again, made of what the store holds.
+"""Requests to score stored trajectories again, built from rows of the store.
 
 Used by `rollout rescore`. Bodies too large for a message go through the payload store. Must not:
 publish, or wait.
@@ -23,7 +23,7 @@ from pipeline.store.runs import Run
 
 #: Trajectories read and published at once.
 _CHUNK = 100
-#: Larger ones go through the payload store: brokers do not like large messages.
+#: Larger bodies go through the payload store, because brokers are made for small messages.
 _INLINE_BYTES = 96 * 1024
 
 
@@ -34,9 +34,9 @@ def read_requests(
 
     Args:
         engine: The trajectory store.
-        settings: They name broker and payload store.
-        run: Whose trajectories.
-        reward: What scores them.
+        settings: Name the broker and the payload store.
+        run: The run of the trajectories.
+        reward: Name of the reward that scores them.
         error_class: Only rollouts that failed with this class.
     """
     payloads = open_payloads(settings)
@@ -91,5 +91,5 @@ def _check_out(run: Run, stored: StoredTrajectory, payloads: PayloadStore) -> st
         codec=stored.codec,
         body=stored.body or b"",
     )
-    # Not the attempt's own key: there the reconciler looks for outcomes whose message was lost.
+    # A key of its own: under the attempt's key the reconciler looks for outcomes of lost messages.
     return payloads.put(f"{run.run_id}/{stored.label}.rescore", encode_completions([completion]))

@@ -1,6 +1,7 @@
 """The decision about a rollout after a completion: retry, fail or succeed, as a pure function.
 
-Used at ingest, for completions of workers and for those that the reconciler makes of lost attempts.
+Used when outcomes are recorded: for completions of workers, and for those that the reconciler makes
+for lost attempts.
 Must not: read a clock, a database or the environment.
 """
 
@@ -21,7 +22,7 @@ from pipeline.contract.rollout import (
 )
 from pipeline.contract.run import RunConfig
 
-#: Codes of `worker_lost` if a worker died: with this suspect alone, or with others.
+#: Codes of `worker_lost` if a worker died: this rollout alone is suspect, or others are as suspect.
 WORKER_DIED = "worker_died"
 WORKER_DIED_WITH_OTHERS = "worker_died_with_others"
 #: Codes of `worker_lost` if no worker died: no worker ever held the attempt, or its worker is alive
@@ -117,7 +118,7 @@ def decide_after(
 
     Args:
         rollout: The rollout as stored.
-        completion: Of a worker, or of the reconciler for a lost attempt.
+        completion: From a worker, or from the reconciler for a lost attempt.
         policy: Budgets and backoff of the run.
         now: The database's clock.
         jitter: Uniform in [0, 1); scales the backoff.
@@ -220,8 +221,8 @@ def _is_spared(rollout: Rollout, completion: Completion, policy: RetryPolicy) ->
     Each is retried after a wait of its own. The rollout that kills workers will then be lost alone.
     """
     assert completion.error is not None
-    in_company = completion.error.code == WORKER_DIED_WITH_OTHERS
-    return in_company and policy.max_lost > 1 and rollout.attempt_no < _MOST_SPARED
+    with_others = completion.error.code == WORKER_DIED_WITH_OTHERS
+    return with_others and policy.max_lost > 1 and rollout.attempt_no < _MOST_SPARED
 
 
 _ATTEMPT_STATES = {

@@ -22,7 +22,7 @@ _MAX_BACKOFF_S = 5.0
 
 
 class Service(Protocol):
-    """Something that works in steps."""
+    """A service of the controller; works in steps."""
 
     name: str
 
@@ -54,7 +54,7 @@ def run_service(service: Service, stop: threading.Event) -> None:
                 error,
             )
         # Broad on purpose: a bug in one batch must not end the service that all runs depend on.
-        # One of the two places that may (docs/architecture).
+        # docs/architecture.md lists all such places.
         except Exception:
             log.exception("%s failed in a step and goes on.", service.name)
         failures += 1
@@ -74,5 +74,5 @@ def spare_garbage_collection() -> None:
 
 
 def process_id(kind: str) -> str:
-    """Return a name for this process that no other has, readable in `ps` and Flower."""
+    """Return a unique name for this process, readable in `ps` and Flower."""
     return f"{kind}@{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"

@@ -1,7 +1,7 @@
-"""What a run does while its attempts run: model calls, which of them fail, tool calls.
+"""The activity of a run: its model calls, the failed ones among them, and its tool calls.
 
-Counted by each worker since its start and sent in its heartbeats: sums, so that a heartbeat that
-is lost or comes twice changes nothing. Kept with the process, added up by `store/activity.py`.
+Each worker counts since its start and sends the sums in its heartbeats, so a lost or repeated
+heartbeat changes nothing. The store keeps them per process; `store/activity.py` adds them up.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ class _Figures(BaseModel):
 
 
 class CallFailures(_Figures):
-    """Tries of model calls that failed in one way; the calls are tried again while that can help.
+    """Tries of model calls that failed with one error code; the client may try the calls again.
 
-    `code` is that of the error, such as `connection`, `timeout`, `http_429`; `message` says what
-    the newest one was, without secrets.
+    `code` is the error's, such as `connection`, `timeout`, `http_429`; `message` is that of the
+    newest error, without secrets.
     """
 
     code: str
@@ -46,7 +46,7 @@ class ToolCalls(_Figures):
 
 
 class RunActivity(_Figures):
-    """What the attempts of one run did in one worker, or in all of them together."""
+    """The activity of one run in one worker, or added up over all workers."""
 
     run_id: UUID
     endpoints: tuple[EndpointCalls, ...] = ()

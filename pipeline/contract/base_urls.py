@@ -1,4 +1,4 @@
-"""Base URLs of model endpoints: one or several, compared, and which of them a worker may call.
+"""Base URLs of model endpoints: parsing, comparison, and the check that a worker may call them.
 
 Used by runs, settings, workers and the command line, so that all of them judge a URL alike. Must
 not: hold a key, or look anything up in the network.
@@ -13,14 +13,14 @@ from functools import lru_cache
 from typing import Any, cast
 from urllib.parse import urlsplit
 
-#: Characters before which parsers of URLs disagree about the host.
+#: Characters that make URL parsers disagree about the host.
 _READ_DIFFERENTLY = re.compile(r"[\s\\@]")
 
 
 def base_url_of(value: Any) -> Any:
-    """Return what may be one base URL or several, as it is kept: a string, a tuple, or None.
+    """Return one base URL as a string, several as a tuple, and none as None.
 
-    Several are a list, or `a,b`, or JSON; each is kept once, in its order.
+    Several URLs are given as a list, as `a,b` or as JSON. Duplicates are dropped; the order stays.
     """
     if isinstance(value, str):
         text = value.strip()
@@ -34,26 +34,26 @@ def base_url_of(value: Any) -> Any:
 
 
 def urls_of(base_url: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    """Return the URLs of what `base_url_of` gave; none for None."""
+    """Return the URLs in a value of `base_url_of`; none for None."""
     if base_url is None:
         return ()
     return (base_url,) if isinstance(base_url, str) else base_url
 
 
 def same_endpoint(left: str, right: str | None) -> bool:
-    """Say whether two base URLs are the same place.
+    """Return whether two base URLs name the same endpoint.
 
     Raises:
-        ValueError: One of them cannot be read.
+        ValueError: One of the URLs cannot be parsed.
     """
-    return right is not None and _place_of(left) == _place_of(right)
+    return right is not None and _normalised(left) == _normalised(right)
 
 
 def may_call(url: str, known: Iterable[str]) -> bool:
-    """Say whether a worker with these known endpoints may call a URL; loopback always may be.
+    """Return whether a worker with these known endpoints may call a URL; loopback is allowed.
 
     Raises:
-        ValueError: The URL cannot be read.
+        ValueError: The URL cannot be parsed.
     """
     return is_loopback(url) or any(same_endpoint(url, one) for one in known)
 
@@ -62,7 +62,7 @@ def without_credentials(url: str) -> str:
     """Return a URL without the user and password that it may carry.
 
     Raises:
-        ValueError: It cannot be read.
+        ValueError: The URL cannot be parsed.
     """
     parts = urlsplit(url)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
@@ -70,7 +70,7 @@ def without_credentials(url: str) -> str:
 
 @lru_cache(maxsize=64)
 def is_loopback(url: str) -> bool:
-    """Say whether a URL names this machine, for every parser of URLs."""
+    """Return whether every URL parser finds this machine in a URL."""
     import ipaddress
 
     if _READ_DIFFERENTLY.search(url):
@@ -84,6 +84,6 @@ def is_loopback(url: str) -> bool:
         return False
 
 
-def _place_of(url: str) -> tuple[str, str, str]:
+def _normalised(url: str) -> tuple[str, str, str]:
     parts = urlsplit(url)
     return parts.scheme, parts.netloc.lower(), parts.path.rstrip("/")

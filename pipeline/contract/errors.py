@@ -1,6 +1,6 @@
-"""What can go wrong, as two trees and one table.
+"""All errors, as two trees and one table.
 
-    PipelineError                 ours is wrong or down; the process reports it
+    PipelineError                 the pipeline is wrong or down; the process reports it
     ├── ConfigError               a setting or an option cannot work            exit 3
     ├── InputError                a dataset, a row or an argument is bad        exit 2
     ├── NotFound                  no run, group or rollout of that name         exit 2
@@ -9,15 +9,15 @@
     ├── ServiceUnavailable        another service does not answer or start      exit 6
     ├── SchemaOutdated            the database is not migrated                  exit 3
     ├── NotAllowed                not allowed in the current state              exit 7
-    ├── WaitTimeout               gave up waiting, and says on what             exit 5
+    ├── WaitTimeout               a wait ended without its condition            exit 5
     ├── MalformedMessage          a message that cannot be decoded
     ├── StaleCompletion           a completion for a rollout already decided
     └── IllegalTransition         a move that is not in the transition table
-    RolloutError                  this rollout went wrong; it becomes data
+    RolloutError                  one rollout went wrong; the error becomes data
     ├── ModelError: ModelRateLimit, ModelTransportError, ModelBadRequest, ContextOverflow
     ├── AgentError, AgentTimeout  raised by agent code; its wall clock ran out
-    ├── PolicyLimit               a budget ran out, in a run that does not score that
-    ├── ToolError                 a tool failed, in a run that does not go on from that
+    ├── PolicyLimit               a budget ran out, and the run fails on that
+    ├── ToolError                 a tool failed, and the run fails on that
     ├── SandboxError              the sandbox would not start or died
     ├── RewardError               the scorer raised or gave no finite number
     ├── ContractError             an agent or reward returned a wrong shape
@@ -36,12 +36,12 @@ from types import MappingProxyType
 
 
 class PipelineError(Exception):
-    """Something of ours is wrong or down: what happened, why, and what to do.
+    """The pipeline is wrong or down: the text names the problem, its cause and its remedy.
 
     Args:
-        what: One sentence that names the thing.
+        what: The problem, in one sentence.
         why: The cause, when it is known.
-        remedy: What the reader can do now.
+        remedy: The next step for the reader.
         code: Stable code that overrides the class's own, such as `E103`.
     """
 
@@ -94,7 +94,7 @@ class NotAllowed(PipelineError):
 
 
 class WaitTimeout(PipelineError):
-    """Gave up waiting, and says on what."""
+    """A wait ended without its condition; the message names the condition."""
 
     code = "E140"
     exit_code = 5
@@ -120,7 +120,7 @@ class StoreUnavailable(ServiceUnavailable):
 
 
 class MalformedMessage(PipelineError):
-    """A message that cannot be decoded, or names a schema of the future."""
+    """A message that cannot be decoded, or has a newer schema."""
 
     code = "E301"
 
@@ -138,7 +138,7 @@ class IllegalTransition(PipelineError):
 
 
 class ErrorClass(StrEnum):
-    """Which boundary a rollout's error crossed; the key of the error table."""
+    """The boundary that a rollout's error crossed; the key of the error table."""
 
     MODEL_RATE_LIMIT = "model_rate_limit"
     MODEL_TRANSPORT = "model_transport"
@@ -157,12 +157,12 @@ class ErrorClass(StrEnum):
 
 
 class RolloutError(Exception):
-    """This rollout went wrong; the error becomes part of its record.
+    """One rollout went wrong; the error becomes part of its record.
 
     Args:
-        message: What happened, for a person.
+        message: The problem, in words.
         code: Stable finer code within the class, such as `http_400`.
-        retry_after_s: Seconds the other side asked us to wait, if it did.
+        retry_after_s: Wait that the server asked for, if any.
     """
 
     error_class = ErrorClass.AGENT_BUG
@@ -181,7 +181,7 @@ class ModelError(RolloutError):
 
 
 class ModelRateLimit(ModelError):
-    """The endpoint asked us to slow down (429) and went on asking past the wait budget."""
+    """The endpoint still answered 429 after the wait budget was used up."""
 
     error_class = ErrorClass.MODEL_RATE_LIMIT
     code = "http_429"
@@ -221,14 +221,14 @@ class AgentTimeout(RolloutError):
 
 
 class PolicyLimit(RolloutError):
-    """A budget ran out or the output could not be parsed, in a run that does not score that."""
+    """A budget ran out or the output could not be parsed, and the run fails on that."""
 
     error_class = ErrorClass.POLICY_LIMIT
     code = "policy_limit"
 
 
 class ToolError(RolloutError):
-    """A call of a tool failed, in a run that does not leave that to the model."""
+    """A tool call failed, and the run fails on that instead of telling the model."""
 
     error_class = ErrorClass.TOOL_ERROR
     code = "tool_failed"
@@ -264,38 +264,38 @@ class WorkerStopped(RolloutError):
 
 @contextmanager
 def boundary(error_type: type[RolloutError], code: str = "") -> Generator[None, None, None]:
-    """Attribute whatever foreign code raises inside to the boundary it crossed.
+    """Turn exceptions of foreign code into the error of the boundary that they cross.
 
-    A `RolloutError` passes through unchanged, and so do cancellation and interpreter exits, which
-    are no `Exception`.
+    A `RolloutError` passes through unchanged. So do cancellation and interpreter exits, which are
+    no `Exception`.
     """
     try:
         yield
     except RolloutError:
         raise
     # Broad on purpose: foreign code (agents, tools, rewards) may raise anything, and all of it is
-    # this rollout's error, never the worker's. One of the two places that may (docs/architecture).
+    # this rollout's error, never the worker's. docs/architecture.md lists all such places.
     except Exception as error:
-        raise error_type(f"{type(error).__name__}: {_said_by(error)}", code=code) from error
+        raise error_type(f"{type(error).__name__}: {_text_of(error)}", code=code) from error
 
 
-def _said_by(error: Exception) -> str:
+def _text_of(error: Exception) -> str:
     try:
         return str(error)
-    # Its own __str__ is foreign code too.
+    # The error's `__str__` is foreign code too.
     except Exception as failure:
         return f"(its text cannot be shown: {type(failure).__name__})"
 
 
 class Action(StrEnum):
-    """What an error does to its rollout."""
+    """The effect of an error on its rollout."""
 
     RETRY = "retry"  #: new attempt; uses one of the attempts
     RETRY_FREE = "retry_free"  #: new attempt; uses none (waits, hand-backs)
-    RETRY_LOST = "retry_lost"  #: new attempt out of the budget for lost workers
+    RETRY_LOST = "retry_lost"  #: new attempt; uses the budget `max_lost`
     FAIL = "fail"  #: final; kept as an error rollout with reward NULL
-    SCORE = "score"  #: not an error: what there is gets scored
-    OBSERVE = "observe"  #: told to the model as text
+    SCORE = "score"  #: not an error: the trajectory so far is scored
+    OBSERVE = "observe"  #: not an error: the model reads its text as the tool's result
 
 
 #: The error table (docs/errors.md); a run can override each row (`on_error`).
@@ -318,7 +318,7 @@ ERROR_TABLE: Mapping[ErrorClass, Action] = MappingProxyType(
     }
 )
 
-#: Ends that leave a trajectory worth scoring; a run may ask to fail them instead.
+#: Ends that leave a trajectory worth scoring; a run may fail them instead (`on_error`).
 SCORED_BY_DEFAULT = (
     ErrorClass.CONTEXT_OVERFLOW,
     ErrorClass.POLICY_LIMIT,

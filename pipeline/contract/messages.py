@@ -40,9 +40,9 @@ class _Message(_Value):
 
 
 class AttemptRef(_Value):
-    """Which attempt a message is about; `attempt_no` is also the fence.
+    """The attempt that a message is about; `attempt_no` is also the fence.
 
-    Messages inherit these fields, so they are flat in the JSON.
+    Messages inherit these fields, so the JSON has no nested object for them.
     """
 
     run_id: UUID
@@ -69,7 +69,7 @@ class _Request(AttemptRef, _Message):
     n: int
     prompt: dict[str, Any]
 
-    #: Name of the Celery task that takes it.
+    #: Name of the Celery task that handles the request.
     task: ClassVar[str]
 
     @property
@@ -79,8 +79,8 @@ class _Request(AttemptRef, _Message):
 
     def describe(self) -> str:
         """Return the one line that operators see as the task's arguments."""
-        place = f"group=g{self.group_no:06d} rollout={self.rollout_index + 1}/{self.n}"
-        return f"run={self.run} {place}"
+        position = f"group=g{self.group_no:06d} rollout={self.rollout_index + 1}/{self.n}"
+        return f"run={self.run} {position}"
 
 
 class RolloutRequest(_Request, AttemptSpec):
@@ -101,7 +101,7 @@ class RolloutRequest(_Request, AttemptSpec):
 class RescoreRequest(_Request):
     """A stored trajectory to be scored again, as a worker receives it.
 
-    The trajectory is `body` (base64 of the stored bytes), or lies at `body_uri`.
+    The trajectory is in `body` (base64 of the stored bytes) or in the payload store at `body_uri`.
     """
 
     task = TASK_RESCORE
@@ -137,7 +137,7 @@ class ErrorRecord(BaseModel):
 
 
 class RewardPart(_Value):
-    """One scorer's verdict on an attempt."""
+    """One scorer's value for an attempt, or its error."""
 
     name: str
     value: float | None
@@ -151,7 +151,7 @@ class RewardPart(_Value):
 class Completion(AttemptRef, _Message):
     """A worker's answer to one request: the outcome of an attempt, or of scoring it again.
 
-    `body` is the compressed `TrajectoryRecord`; it travels beside the JSON header, or lies in the
+    `body` is the compressed `TrajectoryRecord`; it travels beside the JSON header, or is in the
     payload store at `body_uri`. Both are empty where the attempt left no trajectory.
     """
 
@@ -226,17 +226,17 @@ def parse_message(kind: type[M], data: bytes | str) -> M:
     """Decode a message's JSON.
 
     Raises:
-        MalformedMessage: It is not JSON, not of this shape, or of an unknown schema.
+        MalformedMessage: The data is not JSON, not of this shape, or of an unknown schema.
     """
     try:
         message = kind.model_validate_json(data)
     except ValidationError as error:
-        # A newer version's message may also have unknown fields; its number says more than they do.
+        # A newer version's message may have unknown fields; report its schema number instead.
         _require_schema(kind, _schema_in(data))
         first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(str(part) for part in first["loc"]) or "the message"
+        field = ".".join(str(part) for part in first["loc"]) or "the message"
         raise MalformedMessage(
-            f"A {kind.__name__} could not be decoded.", why=f"{place}: {first['msg']}."
+            f"A {kind.__name__} could not be decoded.", why=f"{field}: {first['msg']}."
         ) from error
     _require_schema(kind, message.schema_version)
     return message

@@ -16,12 +16,12 @@ from uuid import UUID
 from pipeline.contract.errors import IllegalTransition
 
 _NAMESPACE = UUID("6f0e4a52-6d0b-5b0e-9a53-5c7f1c1d7a10").bytes
-#: Dataset rows whose ids begin alike: what is worked on together lies together in every index.
+#: Dataset rows whose ids share a prefix, so that rows in use together are close in every index.
 BLOCK_ROWS = 256
 
 
 class RunPurpose(StrEnum):
-    """What a run is for: `train` keeps usable groups, `eval` reports every outcome."""
+    """The purpose of a run: `train` keeps usable groups, `eval` reports every outcome."""
 
     TRAIN = "train"
     EVAL = "eval"
@@ -47,7 +47,7 @@ class GroupState(StrEnum):
 
 
 class DropReason(StrEnum):
-    """Why a group will not reach the trainer."""
+    """The reason that a group will not reach the trainer."""
 
     STALE = "stale"
     ZERO_VARIANCE = "zero_variance"
@@ -57,7 +57,7 @@ class DropReason(StrEnum):
 
 
 class RolloutState(StrEnum):
-    """State of a rollout: one try-to-solve of a prompt."""
+    """State of a rollout: one try to solve a prompt."""
 
     QUEUED = "queued"
     DISPATCHED = "dispatched"
@@ -81,7 +81,7 @@ class AttemptState(StrEnum):
 
 
 class StopReason(StrEnum):
-    """Why a good trajectory ended; never an exception."""
+    """The reason that a good trajectory ended; never an exception."""
 
     ANSWERED = "answered"
     MAX_STEPS = "max_steps"
@@ -104,10 +104,10 @@ ROLLOUT_TRANSITIONS: Mapping[RolloutState, frozenset[RolloutState]] = MappingPro
     {
         # queued → succeeded: the late success of an attempt that was given up as lost.
         _R.QUEUED: frozenset({_R.DISPATCHED, _R.SUCCEEDED, _R.FAILED, _R.CANCELLED}),
-        # dispatched → succeeded: it was done before the first heartbeat told that it ran.
+        # dispatched → succeeded: the attempt ended before the first heartbeat listed it.
         _R.DISPATCHED: frozenset({_R.RUNNING, _R.QUEUED, _R.SUCCEEDED, _R.FAILED, _R.CANCELLED}),
         _R.RUNNING: frozenset({_R.QUEUED, _R.SUCCEEDED, _R.FAILED, _R.CANCELLED}),
-        # failed → succeeded: only its scorer had failed, and was asked again (docs/adr/0014).
+        # failed → succeeded: only the scorer had failed, and scoring again worked (docs/adr/0014).
         _R.FAILED: frozenset({_R.QUEUED, _R.SUCCEEDED}),
         _R.SUCCEEDED: frozenset(),
         _R.CANCELLED: frozenset({_R.QUEUED}),
@@ -141,7 +141,7 @@ def require_transition(before: StrEnum, after: StrEnum) -> None:
     """Check a move against its table.
 
     Raises:
-        IllegalTransition: The table does not have it.
+        IllegalTransition: The move is not in the table.
     """
     tables: dict[Any, Any] = {
         RolloutState: ROLLOUT_TRANSITIONS,
@@ -180,7 +180,7 @@ def batch_id_of(run_id: UUID, consumer: str, step: int) -> UUID:
     return _uuid5(run_id.bytes, f"{consumer}\0{step}".encode())
 
 
-#: What a label looks like; it becomes part of file names and object keys.
+#: Pattern of labels; a label becomes part of file names and object keys.
 LABEL_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,127}$"
 
 

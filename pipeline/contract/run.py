@@ -1,7 +1,7 @@
-"""What a run asks for: agent, tools, reward, model, budgets; frozen when the run is created.
+"""The configuration of a run: agent, tools, reward, model, budgets; frozen at its creation.
 
-Written by producers, read by dispatcher and collector. Only names of agents, tools and rewards:
-code lives with the workers. Must not hold a secret.
+Written by producers, read by dispatcher and collector. Agents, tools and rewards are only named:
+their code lives with the workers. Must not hold a secret.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from pipeline.contract.base_urls import base_url_of, urls_of
 from pipeline.contract.errors import SCORED_BY_DEFAULT, Action, ErrorClass
 from pipeline.contract.rollout import RunPurpose
 
-#: Where requests of runs go that name no queue; workers take from it unless told otherwise.
+#: Queue of runs that name none; workers consume it by default.
 DEFAULT_REQUEST_QUEUE = "rollouts"
 
-#: Longer than any wait that means something, short enough for every clock there is.
+#: Upper bound of durations: longer than any useful wait, and safe for every clock.
 _YEAR_S = 365 * 86_400
 
 SLUG = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
-#: Share of failed rollouts above which a finished run has failed, where it names none.
+#: Share of failed rollouts above which a finished run has failed, if the run sets none.
 _MOST_FAILED = 0.5
 
-#: What a run may ask for instead of the table's action, per class that a worker reports.
+#: Actions that a run may choose instead of the error table's.
 _OVERRIDABLE = frozenset({Action.RETRY, Action.RETRY_FREE, Action.FAIL, Action.SCORE})
 #: Only budgets and clocks leave a trajectory that can be scored.
 _SCORABLE = frozenset(SCORED_BY_DEFAULT)
-#: Agents that leave a verdict of their own: that of the task's tests.
+#: Agents that give the reward themselves, by the task's tests.
 _JUDGED_BY_THEMSELVES = frozenset({"coding", "swe"})
 
 
@@ -45,7 +45,7 @@ def _default_reward(given: dict[str, Any]) -> str | None:
 
 
 class AttemptLimits(BaseModel):
-    """What one attempt may use; reaching one is a stop reason, not an error."""
+    """The budgets of one attempt; reaching one is a stop reason, not an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -186,7 +186,7 @@ class RunConfig(AttemptSpec):
 
     @classmethod
     def stored(cls, data: Mapping[str, Any]) -> RunConfig:
-        """Read a configuration from the store; what this version no longer knows is left out."""
+        """Read a configuration from the store, without fields that this version does not know."""
         return cls.model_validate({key: data[key] for key in cls.model_fields if key in data})
 
     @property
@@ -208,7 +208,7 @@ class RunConfig(AttemptSpec):
 
 
 class RunOrigin(BaseModel):
-    """Where a run came from, as its first call knew it; decides nothing."""
+    """The origin of a run, recorded by its first command; decides nothing."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -221,12 +221,12 @@ class RunOrigin(BaseModel):
 
     @classmethod
     def stored(cls, data: Mapping[str, Any]) -> RunOrigin:
-        """Read an origin from the store; what this version no longer knows is left out."""
+        """Read an origin from the store, without fields that this version does not know."""
         return cls.model_validate({key: data[key] for key in cls.model_fields if key in data})
 
 
 def own_queue_of(slug: str) -> str:
-    """Return the queue of a run that only workers started for it can run."""
+    """Return the queue of a run that only workers started for this run consume."""
     return f"{DEFAULT_REQUEST_QUEUE}.{slug}"
 
 

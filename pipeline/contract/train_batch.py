@@ -1,4 +1,4 @@
-"""What a trainer asks for and gets: batch spec, groups with their rollouts, reasons for waiting.
+"""Values of the trainer client: batch spec, groups with their rollouts, reasons for waiting.
 
 Used by the trainer client and the command line. Must not: touch the store.
 """
@@ -17,12 +17,12 @@ from pipeline.contract.trajectory import TrajectoryRecord, unpack_record
 
 @dataclass(frozen=True)
 class BatchSpec:
-    """What one trainer step wants.
+    """The batch that one trainer step asks for.
 
     Args:
         groups: Groups in a batch.
-        min_group_size: Usable rollouts a group must have; never more than were asked of it.
-        require_full_groups: Leave groups with an error rollout where they are.
+        min_group_size: Usable rollouts that a group must have; capped at the group's n.
+        require_full_groups: Skip groups with fewer than n usable rollouts.
     """
 
     groups: int = 16
@@ -74,7 +74,7 @@ class TrainGroup:
 
 @dataclass(frozen=True)
 class TrainBatch:
-    """What one `(run, consumer, step)` leased; pulled again, it is the same, in the same order."""
+    """The groups that one `(run, consumer, step)` leased; a second pull gives the same batch."""
 
     run: str
     consumer: str
@@ -90,7 +90,7 @@ class TrainBatch:
 
 @dataclass(frozen=True)
 class PipelineStats:
-    """How far a run is; counts by state, and what it waits for."""
+    """The progress of a run: counts by state, and the reasons for waiting."""
 
     run: str
     state: str
@@ -110,7 +110,7 @@ class PipelineStats:
 
 @dataclass(frozen=True)
 class ResumeInfo:
-    """Where a trainer continues after a restart.
+    """The step at which a trainer continues after a restart.
 
     `replay` lists steps that were pulled but not committed: pulling them gives the same batches.
     """
@@ -121,7 +121,7 @@ class ResumeInfo:
 
 
 class NotReady(PipelineError):
-    """No batch yet; `stats` says why."""
+    """No batch is ready; `stats` holds the reasons."""
 
     code = "E141"
     exit_code = 5
@@ -137,7 +137,7 @@ class NotReady(PipelineError):
 
     @property
     def drained(self) -> bool:
-        """Whether waiting longer is of no use."""
+        """Whether no further group can become ready, so that waiting is of no use."""
         return self.stats.drained
 
 

@@ -16,12 +16,12 @@ from pydantic import BaseModel, ConfigDict
 
 from pipeline.contract.errors import MalformedMessage
 
-#: A body that grows beyond this when unpacked is refused: a forged frame must not eat the memory.
+#: Largest unpacked body. Larger ones are rejected: a forged frame must not exhaust the memory.
 MAX_BODY_BYTES = 512 * 1024 * 1024
 
 
 class ModelCall(BaseModel):
-    """One model call of an attempt, with what the server said about its tokens."""
+    """One model call of an attempt, with the server's data about its tokens."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -39,7 +39,7 @@ class ModelCall(BaseModel):
 
 
 class TrajectoryRecord(BaseModel):
-    """What an attempt did.
+    """The record of an attempt.
 
     `messages` is the conversation in the OpenAI format; `steps` are the agent library's own steps
     as dicts; `tools` counts calls and errors by tool name.
@@ -55,13 +55,13 @@ class TrajectoryRecord(BaseModel):
 
     @property
     def final_answer(self) -> str:
-        """The text that was scored: the last final answer, else the last thing the model said."""
-        told = ("observation", "action_result")
-        said = [step for step in self.steps if step.get("step_type") not in told]
-        final = [step for step in said if step.get("step_type") == "final_answer"]
-        # An agent may keep no steps of its own: the conversation is all there is then.
-        spoken = [message for message in self.messages if message.get("role") == "assistant"]
-        found = final or said or ([] if self.steps else spoken)
+        """The text that was scored: the last final answer, else the last text of the model."""
+        inputs = ("observation", "action_result")
+        outputs = [step for step in self.steps if step.get("step_type") not in inputs]
+        final = [step for step in outputs if step.get("step_type") == "final_answer"]
+        # An agent may keep no steps: then the conversation is the only source.
+        replies = [message for message in self.messages if message.get("role") == "assistant"]
+        found = final or outputs or ([] if self.steps else replies)
         return str(found[-1].get("content") or "") if found else ""
 
 
@@ -71,11 +71,11 @@ def pack_record(
     """Compress a record to the bytes that are sent and stored (codec `zstd+json`).
 
     Args:
-        record: What an attempt did; lone surrogates and integers of any size are kept.
-        redact: Takes secrets out of its JSON.
+        record: Lone surrogates and integers of any size are kept.
+        redact: Removes secrets from the JSON.
 
     Raises:
-        TypeError: Something in it is no JSON value.
+        TypeError: The record holds a value that JSON does not have.
     """
     return zstandard.compress(redact(dump_json(record.model_dump())), 3)
 
@@ -99,16 +99,16 @@ def unpack_record(body: bytes, codec: str = "zstd+json") -> TrajectoryRecord:
 
 
 def dump_json(document: Any) -> bytes:
-    """Return a document as JSON on one line, whatever text it holds.
+    """Return a document as JSON on one line; lone surrogates are allowed.
 
     Raises:
-        TypeError: Something in it is no JSON value.
+        TypeError: The document holds a value that JSON does not have.
     """
     try:
         return orjson.dumps(document)
     except TypeError:
-        # What models write may hold lone surrogates, and tools return integers beyond 64 bits:
-        # orjson takes neither.
+        # Models write lone surrogates, and tools return integers beyond 64 bits: orjson takes
+        # neither.
         return json.dumps(document).encode()
 
 

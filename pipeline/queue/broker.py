@@ -1,7 +1,7 @@
-"""Which broker it is, and what differs between Redis, RabbitMQ and SQS.
+"""The address of the broker, and the differences between Redis, RabbitMQ and SQS.
 
-Used by everything that connects: the Celery application, publishers, consumers, `rollout doctor`.
-The rest of the code does not know which broker it talks to.
+Used by all code that connects: the Celery application, publishers, consumers, `rollout doctor`.
+The rest of the code does not know which broker is used.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from pipeline.settings import BrokerSettings, Settings
 
 BrokerKind = Literal["redis", "amqp", "sqs"]
 
-#: Requests are acknowledged when they start and batches when they are committed, so a message is
-#: unacknowledged for moments: one that stays so belonged to a process that died.
+#: Seconds after which Redis and SQS deliver an unacknowledged message again. Requests are
+#: acknowledged when they start and completions when they are committed, both within moments: a
+#: message that stays unacknowledged belonged to a process that died.
 _VISIBILITY_S = 60
 
-#: Longest messages: RabbitMQ 4 unless told otherwise, and SQS; headers and the like take some.
+#: Largest messages of RabbitMQ 4 (its default) and of SQS, and the part kept free for headers.
 _AMQP_BYTES = 16 * 2**20
 _SQS_BYTES = 2**20
 _ENVELOPE_BYTES = 8 * 2**10
@@ -35,13 +36,13 @@ class Broker:
     """A broker's address and peculiarities.
 
     Args:
-        url: Where it is, credentials included; never log it, use `place`.
-        kind: Which of the supported brokers.
-        transport_options: For kombu and Celery.
-        queue_arguments: For every queue that is declared.
-        prefix: Put before queue names where the transport does not do that itself.
-        signing_key: Signs what is sent, checks what is received; None: neither.
-        tls: What kombu takes as `ssl`, None where the URL says it all.
+        url: Address with credentials; never log it, log `place`.
+        kind: Kind of the broker.
+        transport_options: Options of kombu's transport, also used by Celery.
+        queue_arguments: Arguments of every queue that is declared.
+        prefix: Prefix of queue names, where the transport has no such option.
+        signing_key: Signs messages that are sent, checks those received; None: neither.
+        tls: Kombu's `ssl` argument; None where the URL holds all TLS options.
         most_bytes: Longest JSON text that fits into a message; None: longer than any request.
     """
 
@@ -62,7 +63,7 @@ class Broker:
 
     @property
     def place(self) -> str:
-        """The address without its password, for people."""
+        """The address without its password, for logs and messages."""
         parts = urlsplit(self.url)
         if not parts.password:
             return self.url
@@ -71,7 +72,7 @@ class Broker:
 
     @property
     def has_remote_control(self) -> bool:
-        """Whether workers hear broadcast commands; SQS has no fanout."""
+        """Whether workers receive broadcast commands; SQS has no fanout."""
         return self.kind != "sqs"
 
     @property
@@ -81,7 +82,7 @@ class Broker:
 
     @property
     def counts_exactly(self) -> bool:
-        """Whether `depth` is certain; SQS only estimates it."""
+        """Whether `depth` is exact; SQS returns an estimate."""
         return self.kind != "sqs"
 
     def queue(self, name: str) -> Queue:
@@ -99,9 +100,10 @@ class Broker:
         """Return a connection that is made when first used.
 
         Args:
-            confirm: RabbitMQ: publishing waits until the queue has the message. Outcomes ask for
-                it; a lost request is found by its lease, and confirming each costs milliseconds.
-            unacked_key: Redis: where to keep what is read and not yet acknowledged.
+            confirm: RabbitMQ: publishing waits for the publisher confirm. Completions use this.
+                Requests do not: a lost request is found by its lease, and a confirm costs
+                milliseconds.
+            unacked_key: Redis: key that holds the messages read and not yet acknowledged.
         """
         options = dict(self.transport_options)
         if confirm and self.kind == "amqp":
@@ -118,21 +120,21 @@ class Broker:
         )
 
     def depth(self, connection: Connection, name: str) -> int:
-        """Return how many messages wait in a queue, those in consumers' hands not counted.
+        """Return the number of messages in a queue, without those that consumers hold unacked.
 
         Raises:
             QueueUnavailable: The broker does not answer.
         """
         try:
             channel = connection.default_channel
-            # Declaring is idempotent on every broker, and tells the count.
+            # Declaring is idempotent on every broker, and returns the count.
             declared = self.queue(name).bind(channel).queue_declare()
             return int(declared.message_count)
         except (OperationalError, *connection.connection_errors, *connection.channel_errors) as e:
             raise self.unavailable(e) from e
 
     def unavailable(self, error: BaseException) -> QueueUnavailable:
-        """Say for a person that the broker cannot be reached."""
+        """Return the error for a broker that cannot be reached."""
         return QueueUnavailable(
             f"The broker at {self.place} does not answer.",
             why=str(error).strip() or type(error).__name__,
@@ -144,7 +146,7 @@ def broker_of(settings: Settings) -> Broker:
     """Return the broker the settings name.
 
     Raises:
-        ConfigError: No URL, or one of a broker that is not supported.
+        ConfigError: The URL is missing, or names a broker that is not supported.
     """
     if settings.broker.url is None:
         raise ConfigError(
@@ -180,7 +182,7 @@ def _unsigned_broker(url: str, settings: Settings) -> Broker:
             url,
             "amqp",
             {},
-            # Quorum queues keep messages through the loss of a node, and are RabbitMQ's future.
+            # Quorum queues keep their messages when a node is lost, and RabbitMQ recommends them.
             queue_arguments={"x-queue-type": "quorum"},
             prefix=prefix,
             connect_timeout_s=timeout_s,
@@ -198,7 +200,7 @@ def _unsigned_broker(url: str, settings: Settings) -> Broker:
 def _redis_tls(url: str, settings: BrokerSettings) -> dict[str, Any] | None:
     if "ssl_" in urlsplit(url).query:
         return None
-    # Without this kombu checks no certificate at all.
+    # Without `ssl_cert_reqs` kombu checks no certificate at all.
     files = settings.tls_files(ca="ssl_ca_certs", cert="ssl_certfile", key="ssl_keyfile")
     return {"ssl_cert_reqs": ssl.CERT_REQUIRED} | files
 
@@ -219,7 +221,7 @@ def _sqs_broker(url: str, settings: Settings) -> Broker:
     }
     endpoint = aws.sqs_endpoint_url or aws.endpoint_url
     if endpoint:
-        # Kombu knows no endpoint URL: it takes the endpoint from the host of the broker's.
+        # Kombu has no option for the endpoint: the host of the broker URL is the endpoint.
         parts, server = urlsplit(url), urlsplit(endpoint)
         credentials, at, _ = parts.netloc.rpartition("@")
         url = urlunsplit(parts._replace(netloc=credentials + at + server.netloc))
@@ -229,6 +231,6 @@ def _sqs_broker(url: str, settings: Settings) -> Broker:
         "sqs",
         options,
         connect_timeout_s=settings.broker.connect_timeout_s,
-        # In base64, and the message around it once more.
+        # Base64 encodes the body, and then the message around the body.
         most_bytes=(_SQS_BYTES - _ENVELOPE_BYTES) * 9 // 16,
     )

@@ -1,7 +1,7 @@
 """The Celery application: JSON only, early acknowledgement, no results, events for Flower.
 
-Made at entry points for the dispatcher, the worker and Flower. Must not: register tasks; the
-worker does, and the dispatcher publishes by name.
+Made at entry points for the dispatcher, the worker and Flower. Must not: register tasks; the worker
+registers them, and the dispatcher publishes by name.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ def make_celery_app(
     """Return an application bound to a broker; connects when first used.
 
     Args:
-        broker: Where messages travel.
-        queues: Request queues a worker with this application consumes.
-        lease_s: Silence after which a worker's attempts are lost; None for who only publishes.
+        broker: The broker to connect to.
+        queues: Request queues that a worker with this application consumes.
+        lease_s: Silence after which a worker's attempts are lost; None for publishers.
     """
     app = Celery("rollout", broker=broker.url, set_as_current=False)
     app.conf.update(
@@ -38,7 +38,7 @@ def make_celery_app(
         task_serializer="json",
         accept_content=["json"],
         task_ignore_result=True,
-        # Recovery is the store's business (leases): a late ack could only run things twice.
+        # Leases in the store recover lost attempts; a late ack would only add second executions.
         task_acks_late=False,
         task_queues=[broker.queue(name) for name in queues],
         task_default_queue=broker.prefix + queues[0],
@@ -46,7 +46,7 @@ def make_celery_app(
         task_default_routing_key=broker.prefix + queues[0],
         task_create_missing_queues=True,
         worker_prefetch_multiplier=1,
-        # A reserved message is one that no other worker can take.
+        # A prefetched message is out of reach for idle workers.
         worker_disable_prefetch=broker.kind == "redis",
         worker_disable_rate_limits=True,
         worker_send_task_events=True,
@@ -65,7 +65,7 @@ def make_celery_app(
         app.conf.task_create_missing_queue_type = "quorum"
         app.conf.worker_detect_quorum_queues = True
         if lease_s is not None:
-            # RabbitMQ pushes requests to a frozen worker until it misses two heartbeats. By then
-            # its attempts must not be lost yet, or their successors would lie in its buffer too.
+            # RabbitMQ pushes requests to a frozen worker until two heartbeats are missed. Its
+            # attempts must not be lost before that, or their retries would be pushed to it too.
             app.conf.broker_heartbeat = max(2, int(lease_s / 3))
     return app

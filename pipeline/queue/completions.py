@@ -74,7 +74,7 @@ class OutcomePublisher(_Connected):
         """Send completions as one message.
 
         Raises:
-            QueueUnavailable: The broker does not have it; send all of them again.
+            QueueUnavailable: The broker did not take the message; send all completions again.
         """
         self._publish(
             COMPLETION_QUEUE,
@@ -87,7 +87,7 @@ class OutcomePublisher(_Connected):
         """Send a heartbeat.
 
         Raises:
-            QueueUnavailable: The broker does not have it.
+            QueueUnavailable: The broker did not take the message.
         """
         self._publish(
             HEARTBEAT_QUEUE,
@@ -126,12 +126,12 @@ class Delivery:
     heartbeats: list[Heartbeat] = field(default_factory=list)
     malformed: list[tuple[str, str, bytes]] = field(default_factory=list)  #: kind, reason, raw
     messages: list[Message] = field(default_factory=list)
-    drained: bool = False  #: nothing more came within the linger
+    drained: bool = False  #: no further message came within `linger_s`
 
     def ack(self) -> None:
-        """Acknowledge all of it.
+        """Acknowledge all messages.
 
-        An acknowledgement that is lost only brings the messages again, which changes nothing.
+        After a lost acknowledgement the broker delivers them again, which changes nothing.
         """
         for message in self.messages:
             message.ack()
@@ -241,7 +241,7 @@ class OutcomeConsumer(_Connected):
         try:
             decode(raw)
         except Forged as error:
-            # A kind that cannot be requeued, so that no operator takes a forged message in.
+            # Dead letters of this kind cannot be requeued, so no operator lets a forged one in.
             self._delivery.malformed.append(("forged", str(error), raw))
         except MalformedMessage as error:
             self._delivery.malformed.append((kind, str(error), raw))
@@ -277,5 +277,5 @@ def _is_broker_error(error: BaseException, connection: Connection | None) -> boo
         return False
     if isinstance(error, (*connection.connection_errors, *connection.channel_errors)):
         return True
-    # kombu 5.7 loses its poller's channel when Redis goes away under it.
+    # kombu 5.7 raises this when Redis goes away, because its poller has lost the channel.
     return isinstance(error, AttributeError) and "'NoneType'" in str(error)

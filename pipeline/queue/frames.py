@@ -22,7 +22,7 @@ _HEAD = struct.Struct(">4sI")
 
 @dataclass(frozen=True, slots=True)
 class MalformedCompletion:
-    """A completion of a frame that could not be decoded: the reason, and a frame of it alone."""
+    """A completion that could not be decoded: the reason, and a frame with it alone."""
 
     reason: str
     raw: bytes
@@ -35,7 +35,7 @@ def encode_completions(completions: Sequence[Completion]) -> bytes:
 
 
 def decode_completions(frame: bytes) -> tuple[list[Completion], list[MalformedCompletion]]:
-    """Unpack a frame: what could be decoded, and what could not; one never spoils another.
+    """Unpack a frame into completions and malformed ones; each is decoded independently.
 
     Raises:
         MalformedMessage: The bytes are no frame at all.
@@ -46,11 +46,11 @@ def decode_completions(frame: bytes) -> tuple[list[Completion], list[MalformedCo
         index = orjson.loads(frame[_HEAD.size : _HEAD.size + size])
         headers, sizes = index["headers"], index["sizes"]
         if magic != _MAGIC or len(headers) != len(sizes):
-            raise ValueError("it does not begin like one")
+            raise ValueError("the frame does not begin with its magic and a complete index")
         if any(type(size) is not int for size in sizes) or any(type(h) is not str for h in headers):
-            raise ValueError("its index holds something else than headers and sizes")
+            raise ValueError("the index holds values other than headers and sizes")
         if _HEAD.size + size + sum(sizes) != len(frame) or min(sizes, default=0) < 0:
-            raise ValueError("its length is not what it says")
+            raise ValueError("the frame's length is not that of its index")
     except (struct.error, ValueError, KeyError, TypeError) as error:
         raise MalformedMessage("A completion message is no frame.", why=str(error)) from error
     good: list[Completion] = []

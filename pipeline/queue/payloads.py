@@ -26,7 +26,7 @@ E_BODY_GONE = "E206"
 
 
 class PayloadStore(Protocol):
-    """Keeps bytes under a key; writing a key again replaces it whole."""
+    """Keeps bytes under a key; a second write replaces the first."""
 
     def put(self, key: str, data: bytes) -> str:
         """Keep data and return its URI."""
@@ -52,7 +52,7 @@ class FolderPayloads:
         self._folder = folder.resolve()
 
     def put(self, key: str, data: bytes) -> str:
-        """Write the file whole or not at all."""
+        """Write the file atomically and durably."""
         path = self._folder / key
         with _disk_errors(f"A trajectory could not be written below {self._folder}."):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -124,7 +124,7 @@ class SealedPayloads:
         """Return data without its signature.
 
         Raises:
-            Forged: It is not signed with this deployment's key.
+            Forged: The object is not signed with this deployment's key.
         """
         data = self._inner.get(uri)
         return None if data is None else self._signer.open(data, COMPLETION)
@@ -161,8 +161,8 @@ class S3Payloads:
         parts = urlsplit(uri)
         with self._errors():
             try:
-                answer = self._client.get_object(Bucket=parts.netloc, Key=parts.path.lstrip("/"))
-                return answer["Body"].read()
+                response = self._client.get_object(Bucket=parts.netloc, Key=parts.path.lstrip("/"))
+                return response["Body"].read()
             except ClientError as error:
                 if error.response.get("Error", {}).get("Code") in ("NoSuchKey", "404"):
                     return None
@@ -179,10 +179,10 @@ class S3Payloads:
         with self._errors():
             for page in listing.paginate(Bucket=self._bucket, Prefix=f"{self._prefix}{folder}/"):
                 if keys := [{"Key": each["Key"]} for each in page.get("Contents", ())]:
-                    answer = self._client.delete_objects(
+                    response = self._client.delete_objects(
                         Bucket=self._bucket, Delete={"Objects": keys, "Quiet": True}
                     )
-                    if failed := answer.get("Errors"):
+                    if failed := response.get("Errors"):
                         raise self._unavailable(failed[0]["Message"])
                     count += len(keys)
         return count
@@ -256,7 +256,7 @@ def load_body(uri: str, store: PayloadStore) -> bytes:
     """Return the body behind a claim check.
 
     Raises:
-        ServiceUnavailable: It does not exist, or the store does not answer.
+        ServiceUnavailable: The object does not exist, or the store does not answer.
     """
     frame = store.get(uri)
     if frame is None:

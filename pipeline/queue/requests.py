@@ -21,7 +21,7 @@ from pipeline.queue.broker import Broker
 from pipeline.queue.celery_app import make_celery_app
 from pipeline.queue.signing import CANCEL, REQUEST
 
-_ASK_S = 1.0
+_REPLY_TIMEOUT_S = 1.0
 
 R = TypeVar("R", RolloutRequest, RescoreRequest)
 
@@ -38,8 +38,8 @@ class RequestPublisher:
         """Publish requests to a queue; return those that are too large for this broker.
 
         Raises:
-            QueueUnavailable: The broker does not answer; some may have been published, and
-                publishing all of them again does no harm: a worker runs an attempt once.
+            QueueUnavailable: The broker does not answer. Some requests may have been published;
+                publishing all of them again is safe, because an attempt's outcome counts once.
         """
         name = self._broker.prefix + queue
         signer = self._broker.signer
@@ -71,7 +71,7 @@ class RequestPublisher:
 
     def _fits(self, message: str) -> bool:
         most = self._broker.most_bytes
-        # Quoted once more inside its envelope, a character takes twelve bytes at most.
+        # The envelope quotes the JSON once more; a character then takes at most twelve bytes.
         if most is None or len(message) * 12 <= most:
             return True
         return len(json.dumps(message)) <= most
@@ -88,12 +88,12 @@ class RequestPublisher:
             if signature := self._broker.signer.signature("\n".join(labels), CANCEL):
                 arguments["signature"] = signature
             with self._connection():
-                # Fails if the broker is down; the broadcast itself would wait for ever.
+                # Connecting fails if the broker is down; the broadcast would wait for ever.
                 pass
             self._app.control.broadcast("cancel_attempts", arguments=arguments)
 
     def count_readers(self, queue: str) -> int | None:
-        """Return the number of workers that consume a queue; None: this broker cannot ask them.
+        """Return the number of workers that consume a queue; None without remote control.
 
         A worker that does not answer within a second is not counted.
 
@@ -103,10 +103,10 @@ class RequestPublisher:
         if not self._broker.has_remote_control:
             return None
         with self._broker_errors(), self._connection() as connection:
-            inspect = self._app.control.inspect(timeout=_ASK_S, connection=connection)
-            answers: dict[str, list[dict[str, str]]] = inspect.active_queues() or {}
+            inspect = self._app.control.inspect(timeout=_REPLY_TIMEOUT_S, connection=connection)
+            replies: dict[str, list[dict[str, str]]] = inspect.active_queues() or {}
         name = self._broker.prefix + queue
-        return sum(any(each["name"] == name for each in queues) for queues in answers.values())
+        return sum(any(each["name"] == name for each in queues) for queues in replies.values())
 
     def close(self) -> None:
         """Close the connections."""
@@ -123,7 +123,7 @@ class RequestPublisher:
         try:
             yield
         except (OperationalError, BatchPublishError, OSError) as error:
-            # The pool is kombu's, one per process and broker: closed, it could not be used again.
+            # Kombu keeps one pool per process and broker; a closed pool could not be used again.
             pool = self._app.pool
             pool.resize(pool.limit, force=True, ignore_errors=True, reset=True)
             raise self._broker.unavailable(error) from error

@@ -1,7 +1,7 @@
-"""Signatures of messages: with a shared key, what was not signed with it is refused.
+"""Signatures of messages: with a shared key, a message without its signature is rejected.
 
 Used by publishers, consumers, workers and the payload store. A signature is for one purpose, so a
-request cannot be passed off as a completion; it hides nothing. Must not: decode messages.
+request cannot be passed off as a completion. Messages are not encrypted. Must not: decode messages.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import hmac
 
 from pipeline.contract.errors import MalformedMessage
 
-#: Begins a sealed body: the magic, the signature, then the body itself.
+#: A sealed body is this magic, the signature, and the body itself.
 _MAGIC = b"RPS1"
 _SIGNATURE_BYTES = hashlib.sha256().digest_size
 _HEAD_BYTES = len(_MAGIC) + _SIGNATURE_BYTES
@@ -23,13 +23,13 @@ CANCEL = b"cancel"
 
 
 class Forged(MalformedMessage):
-    """A message that is not signed with our key: it was changed, or is not ours at all."""
+    """A message not signed with this deployment's key: changed, or from another sender."""
 
     code = "E304"
 
 
 class Signer:
-    """Signs and checks; without a key it does neither.
+    """Signs and checks messages; does neither without a key.
 
     Args:
         key: Shared by all processes of a deployment.
@@ -46,7 +46,7 @@ class Signer:
         """Compare a signature that came beside a message.
 
         Raises:
-            Forged: It is missing or wrong.
+            Forged: The signature is missing or wrong.
         """
         if self._key and not hmac.compare_digest(
             self._digest(message, purpose).hex().encode(), signature.encode("utf-8", "replace")
@@ -54,14 +54,14 @@ class Signer:
             raise _forged(purpose, is_signed=bool(signature))
 
     def seal(self, body: bytes, purpose: bytes) -> bytes:
-        """Return the body with its signature in front; as it is without a key."""
+        """Return the body with its signature in front; without a key, the body unchanged."""
         return _MAGIC + self._digest(body, purpose) + body if self._key else body
 
     def open(self, data: bytes, purpose: bytes) -> bytes:
-        """Return the body of what `seal` made; without a key it is not checked.
+        """Return the body of sealed data; without a key the signature is not checked.
 
         Raises:
-            Forged: It is not signed, or not with our key.
+            Forged: The signature is missing or wrong.
         """
         body = unsealed(data)
         if self._key is None:
@@ -78,14 +78,14 @@ class Signer:
 
 
 def unsealed(data: bytes) -> bytes:
-    """Return the body without its signature, whoever made it."""
+    """Return the body without its signature; the signature is not checked."""
     return data[_HEAD_BYTES:] if data[: len(_MAGIC)] == _MAGIC else data
 
 
 def _forged(purpose: bytes, *, is_signed: bool) -> Forged:
-    said = "is signed with another key, or was changed" if is_signed else "is not signed"
+    problem = "is signed with another key, or was changed" if is_signed else "is not signed"
     return Forged(
-        f"A {purpose.decode()} message {said}.",
-        why="This process takes only what is signed with its broker.signing_key.",
+        f"A {purpose.decode()} message {problem}.",
+        why="This process accepts only messages signed with its broker.signing_key.",
         remedy="Give all processes of this deployment the same ROLLOUT_BROKER__SIGNING_KEY.",
     )

@@ -8,7 +8,7 @@ from pipeline.retry import HELD_NO_MORE, NEVER_HELD, WORKER_DIED, WORKER_DIED_WI
 from pipeline.store.leases import SilentAttempt, Suspect
 
 ID = uuid.UUID(int=1)
-BEAT = timedelta(seconds=5)
+HEARTBEAT_INTERVAL = timedelta(seconds=5)
 ALONE, COVERED = [WORKER_DIED], [WORKER_DIED_WITH_OTHERS]
 
 
@@ -58,7 +58,7 @@ def suspect(
 
 
 def codes(*attempts: SilentAttempt, among: tuple[Suspect, ...] = ()) -> list[str]:
-    return find_codes(attempts, suspects=among, beat=BEAT)
+    return find_codes(attempts, suspects=among, heartbeat_interval=HEARTBEAT_INTERVAL)
 
 
 def test_one_alone_on_a_dead_worker_is_suspect():
