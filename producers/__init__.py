@@ -1,1 +1,1 @@
-"""Datasets in, prompts, groups and rollouts out."""
+"""Producers: read datasets and enqueue their prompts as groups and rollouts."""

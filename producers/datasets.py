@@ -1,8 +1,8 @@
 """Datasets as prompts: finds the reader of a source and streams its rows in flat memory.
 
-Called by `enqueue.py`, the batch runner and the command line. Every error names the file and the
-line; a row that is refused does not shift the numbers of those after it, because enqueueing the
-same dataset again must name the same prompts.
+`enqueue.py`, the batch runner and the command line call it. Every error names the file and the
+line. A rejected row keeps its row number, because enqueueing the same dataset again must give the
+same prompts the same identity.
 """
 
 from __future__ import annotations
@@ -68,19 +68,20 @@ def read_prompts(
     Args:
         source: A `.jsonl` (also gzipped) or `.parquet` file, a directory saved by Hugging Face's
             `save_to_disk`, or `hf:NAME[:CONFIG]`.
-        prompt_field: Column of the prompt; default: the first of `PROMPT_FIELDS` that has a value.
+        prompt_field: Column of the prompt; default: the first of `PROMPT_FIELDS` with a value.
         answer_field: Column of the gold answer; default: the first of `ANSWER_FIELDS`, if any.
         split: Split of a Hugging Face dataset.
-        limit: Stop after so many good rows.
-        on_bad: Takes the rows that are refused; without it the first one is an error.
+        limit: Highest number of good rows.
+        on_bad: Called with each rejected row; without it the first one raises an error.
         max_line_bytes: Longest line, and longest text in a row of another format.
 
     Raises:
-        InputError: No such source (at once); a bad row, or no rows at all (while reading).
+        InputError: The source does not exist (at once), a row is bad, or there are no rows (while
+            reading).
     """
     rows = _open_rows(source, split, max_line_bytes)
 
-    def refuse(bad: BadRow) -> None:
+    def reject(bad: BadRow) -> None:
         if on_bad is None:
             raise bad.error()
         on_bad(bad)
@@ -91,11 +92,11 @@ def read_prompts(
         for row in rows:
             try:
                 if isinstance(row, BadRow):
-                    raise _Refused(row)
+                    raise _RowRejected(row)
                 payload = _payload(row, prompt_field, answer_field, max_line_bytes)
                 _check_id(row, payload, seen_ids)
-            except _Refused as refused:
-                refuse(refused.bad)
+            except _RowRejected as rejected:
+                reject(rejected.bad)
             else:
                 yield Prompt(row.row_no, payload)
         if row is None:
@@ -104,7 +105,7 @@ def read_prompts(
     return itertools.islice(prompts(), limit)
 
 
-class _Refused(Exception):
+class _RowRejected(Exception):
     def __init__(self, bad: BadRow) -> None:
         super().__init__(bad.reason)
         self.bad = bad
@@ -117,25 +118,25 @@ def _payload(
         columns = storable(row.columns, max_chars=max_chars)
         return make_payload(columns, prompt_field=prompt_field, answer_field=answer_field)
     except Unstorable as error:
-        raise _refused(row, E_VALUE, str(error)) from error
+        raise _rejected(row, E_VALUE, str(error)) from error
     except NoPrompt as error:
-        raise _refused(row, E_PROMPT, str(error), error.remedy) from error
+        raise _rejected(row, E_PROMPT, str(error), error.remedy) from error
 
 
 def _check_id(row: Row, payload: dict[str, Any], seen: set[int]) -> None:
-    """Refuse a second row with the id of an earlier one; keeps 64 bits of each, not the ids."""
+    """Reject a row with the id of an earlier one; `seen` keeps 64 bits per id to save memory."""
     given = payload.get("id")
     if given is None:
         return
     key = hash((type(given).__name__, json.dumps(given)))
     if key in seen:
-        raise _refused(row, E_DUPLICATE, f"id {json.dumps(given)[:80]} was given before")
+        raise _rejected(row, E_DUPLICATE, f"id {json.dumps(given)[:80]} was given before")
     seen.add(key)
 
 
-def _refused(row: Row, code: str, reason: str, remedy: str = "") -> _Refused:
+def _rejected(row: Row, code: str, reason: str, remedy: str = "") -> _RowRejected:
     raw = preview(json.dumps(row.columns, default=str, ensure_ascii=False, skipkeys=True))
-    return _Refused(BadRow(row.row_no, row.location, code, reason, remedy, raw))
+    return _RowRejected(BadRow(row.row_no, row.location, code, reason, remedy, raw))
 
 
 def _open_rows(source: str | Path, split: str, max_line_bytes: int) -> Iterator[Row | BadRow]:
@@ -151,7 +152,7 @@ def _open_rows(source: str | Path, split: str, max_line_bytes: int) -> Iterator[
 
 
 def _existing(text: str) -> Path:
-    """Return the path of a source that is there and has a reader."""
+    """Return the path of a source that exists and has a reader."""
     path = Path(text).expanduser()
     if not path.exists():
         raise InputError(f"No dataset at {text}.", remedy=_did_you_mean(path), code=E_SOURCE)

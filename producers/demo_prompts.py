@@ -1,4 +1,4 @@
-"""The demo's arithmetic prompts: small, with exact answers, the same for the same seed.
+"""The demo's arithmetic prompts: small, with exact answers, and equal for equal seeds.
 
 `rollout demo` and the tests call `demo_prompts`. Must not: enqueue them.
 """

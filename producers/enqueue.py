@@ -1,8 +1,8 @@
 """Prompts → run, groups, rollouts: one transaction per chunk, idempotent by key.
 
-The run is created together with its first chunk: a dataset that cannot be read leaves no run.
-Used by the command line, the trainer client and examples. Enqueueing the same dataset under the
-same run again adds nothing; after a crash in the middle it adds what is missing.
+The first chunk's transaction creates the run, so an unreadable dataset leaves no run. The command
+line, the trainer client and the examples use it. Enqueueing the same dataset again under the same
+run adds nothing; after a crash in the middle it adds the missing prompts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CHUNK = 2000
 
 @dataclass(frozen=True, slots=True)
 class EnqueueReport:
-    """What a run has now, and how many prompts of it are new."""
+    """The run's numbers of prompts and rollouts, and the number of new prompts."""
 
     run: Run
     prompts: int
@@ -45,20 +45,21 @@ def enqueue(
     prompts: Iterable[Prompt],
     origin: RunOrigin | None = None,
 ) -> EnqueueReport:
-    """Enqueue prompts for rollout; memory stays flat however many there are.
+    """Enqueue prompts for rollout; memory use does not depend on their number.
 
     Args:
         engine: The trajectory store.
-        run: Slug of the run; it is created, or added to if it asks for the same thing.
-        config: What the run asks for.
+        run: Slug of the run. A new run is created; an existing one must have the same config.
+        config: The run's configuration.
         source: Dataset, split and epoch, which with the row number make a prompt's identity.
         prompts: Read lazily.
-        origin: Where the run comes from; kept when it is created.
+        origin: The origin of a new run, stored with it.
 
     Raises:
-        InputError: The slug cannot name a run, or a prompt cannot be read. Chunks before it are
-            enqueued, and enqueueing again goes on from there; without any there is no run.
-        NotAllowed: The run exists and asks for something else, or a row has changed.
+        InputError: The slug cannot name a run, or a prompt cannot be read. Chunks before that
+            prompt are enqueued, and another call goes on from there. If the first chunk fails,
+            there is no run.
+        NotAllowed: The run exists with another configuration, or a row has changed.
     """
     try:
         check_slug(run)

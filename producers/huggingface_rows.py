@@ -1,7 +1,7 @@
 """Rows of Hugging Face datasets: `hf:NAME[:CONFIG]` by streaming, or a directory saved to disk.
 
-Called by `datasets.py`; needs the extra `datasets`, imported on first use. Must not: run a
-dataset's own code (`trust_remote_code` stays off).
+`datasets.py` calls it. The extra `datasets` is required, and imported on first use. Must not: run
+a dataset's own code (`trust_remote_code` stays off).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pipeline.contract.errors import InputError
 from producers.rows import E_EXTRA, E_SOURCE, Row
 
 PREFIX = "hf:"
-#: What `save_to_disk` leaves in a directory: one split, or several.
+#: Files that `save_to_disk` writes for one split, or for several.
 SAVED_MARKS = ("state.json", "dataset_dict.json")
 
 
@@ -29,8 +29,8 @@ def read_hub(source: str, split: str, *, library: Any = None) -> Iterator[Row]:
 
     Args:
         source: The name with its prefix.
-        split: Which split.
-        library: Stand-in for the package `datasets`.
+        split: Name of the split.
+        library: Substitute for the package `datasets` in tests.
     """
     name, _, config = source.removeprefix(PREFIX).partition(":")
     library = library or _library(source)
@@ -85,7 +85,7 @@ def _library(source: str) -> Any:
 
 @contextmanager
 def _errors_of(source: str) -> Iterator[None]:
-    """Turn the library's many errors into ours; its own types all derive from these three."""
+    """Turn the library's errors into ours; all its error types derive from these three."""
     try:
         yield
     except (OSError, ValueError, RuntimeError) as error:

@@ -1,7 +1,7 @@
-"""Rows of JSON Lines files, plain or gzipped, in flat memory whatever a line's length.
+"""Rows of JSON Lines files, plain or gzipped, in bounded memory for lines of any length.
 
-Called by `datasets.py`. A bad line is a `BadRow` that names file, line and column; a file that
-cannot be read to its end is an `InputError`.
+`datasets.py` calls it. A bad line becomes a `BadRow` that names file, line and column. A file that
+cannot be read to its end raises an `InputError`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _UTF16_BOMS = (b"\xff\xfe", b"\xfe\xff")
 
 
 class _BadLine(ValueError):
-    """Why a line is no row; becomes a `BadRow`."""
+    """A line is not a row; becomes a `BadRow`."""
 
     def __init__(self, code: str, reason: str, remedy: str = "") -> None:
         super().__init__(reason)
@@ -40,7 +40,7 @@ class _BadLine(ValueError):
 
 
 def read_jsonl(path: Path, *, max_line_bytes: int) -> Iterator[Row | BadRow]:
-    """Yield a row for each line that is not blank; `row_no` is the line number less one."""
+    """Yield a row for each line that is not blank; `row_no` is the line number minus one."""
     for line_no, offset, line in _lines(path, max_line_bytes):
         location = f"{path}:{line_no}"
         try:
@@ -52,7 +52,7 @@ def read_jsonl(path: Path, *, max_line_bytes: int) -> Iterator[Row | BadRow]:
 
 
 def _lines(path: Path, max_line_bytes: int) -> Iterator[tuple[int, int, bytes]]:
-    """Yield (line number, byte offset, line), cutting a line that is too long after the limit."""
+    """Yield (line number, byte offset, line); lines beyond the limit are truncated."""
     line_no, offset = 0, 0
     with _opened(path) as stream:
         while True:
@@ -93,7 +93,7 @@ def _columns(line: bytes, offset: int, max_line_bytes: int) -> dict[str, Any]:
         raise _malformed(text, error) from error
     except RecursionError as error:
         raise _BadLine(E_ROW, "malformed JSON: nested too deeply") from error
-    except ValueError as error:  # from the hooks, or a number of thousands of digits
+    except ValueError as error:  # from the hooks, or from a number with thousands of digits
         raise _BadLine(E_ROW, f"malformed JSON: {error}") from error
     if not isinstance(value, dict):
         raise _not_an_object(text, value)
@@ -135,7 +135,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _constant(name: str) -> float:
-    return float(name)  # NaN and infinities: judged with all other values
+    return float(name)  # NaN and infinities; `storable` handles them later
 
 
 def _opened(path: Path) -> BinaryIO:
@@ -149,7 +149,7 @@ def _opened(path: Path) -> BinaryIO:
 
 @contextmanager
 def _read_errors(path: Path, line_no: int | None = None) -> Iterator[None]:
-    """Turn a damaged archive or a failing disk into an error that says how far reading got."""
+    """Turn errors of the archive or the disk into one that says how far reading got."""
     try:
         yield
     except (OSError, EOFError, zlib.error) as error:
@@ -158,5 +158,5 @@ def _read_errors(path: Path, line_no: int | None = None) -> Iterator[None]:
 
 
 def _unreadable(path: Path, why: str) -> InputError:
-    """Say that a file that exists cannot be read."""
+    """Return the error for an existing file that cannot be read."""
     return InputError(f"{path} cannot be read.", why=f"{why}.", code=E_SOURCE)

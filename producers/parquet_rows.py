@@ -1,6 +1,6 @@
-"""Rows of Parquet files, a batch at a time; needs the extra `parquet`.
+"""Rows of Parquet files, read in batches; the extra `parquet` is required.
 
-Called by `datasets.py`. Must not: hold more of a file than a few hundred rows.
+`datasets.py` calls it. Must not: hold more than a few hundred rows in memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def read_parquet(path: Path) -> Iterator[Row]:
                 for columns in batch.to_pylist():
                     yield Row(row_no, f"{path} row {row_no + 1}", columns)
                     row_no += 1
-        except (OSError, ValueError) as error:  # pyarrow's errors are one or the other
+        except (OSError, ValueError) as error:  # pyarrow's errors derive from these
             raise _damaged(path, error, f" after row {row_no}") from error
 
 

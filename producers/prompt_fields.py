@@ -1,8 +1,8 @@
-"""Which columns of a row are its prompt and its answer, and the payload made of them.
+"""Chooses a row's columns for prompt and answer, and makes the payload.
 
-Called by `datasets.py` for each row. A payload has the prompt as `content` (text) or `messages`
-(chat), the gold answer as `answer` if there is one, and every other column under its own name; a
-column that one of these three would hide is kept as `original_<name>`.
+`datasets.py` calls it for each row. A payload has the prompt as `content` (text) or `messages`
+(chat), the gold answer as `answer` if there is one, and every other column under its own name. A
+column whose name collides with one of these three is kept as `original_<name>`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ RESERVED = ("content", "messages", "answer")
 
 
 class NoPrompt(ValueError):
-    """A row without a usable prompt, with the remedy."""
+    """The row has no usable prompt; carries the reason and a remedy."""
 
     def __init__(self, reason: str, remedy: str = "") -> None:
         super().__init__(reason)
@@ -30,7 +30,7 @@ def make_payload(
     """Return the payload of a row.
 
     Raises:
-        NoPrompt: The row has no such field, or what it holds is neither text nor chat messages.
+        NoPrompt: The field is missing, or holds neither text nor chat messages.
     """
     prompt_from = _chosen(columns, prompt_field, "prompt")
     if prompt_from is None:
@@ -76,7 +76,7 @@ def _no_prompt_field(columns: Mapping[str, Any]) -> NoPrompt:
 
 
 def _prompt_key(field: str, value: Any) -> str:
-    """Say under which key a prompt goes: text as `content`, chat messages as `messages`."""
+    """Return the payload's key for a prompt: `content` for text, `messages` for chat messages."""
     if isinstance(value, str):
         if not value.strip():
             raise NoPrompt(f"the prompt field `{field}` is empty")

@@ -1,7 +1,7 @@
-"""One row of a dataset: as it was read, as it was refused, and as it can be stored.
+"""Rows of a dataset: read, rejected, and converted to values that can be stored.
 
-The readers yield `Row` and `BadRow`; `datasets.py` turns the first into prompts. Must not: know a
-file format, or let a value through that PostgreSQL's jsonb or our JSON encoder would refuse later.
+The readers yield `Row` and `BadRow`; `datasets.py` turns rows into prompts. Must not: know a file
+format, or accept a value that PostgreSQL's jsonb or our JSON encoder would reject later.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ PREVIEW_CHARS = 500
 _INTEGERS = range(-(2**63), 2**64)
 
 E_SOURCE = "E111"  #: not found, not readable, or of no known format
-E_EXTRA = "E112"  #: its reader is not installed
+E_EXTRA = "E112"  #: the reader of its format is not installed
 E_EMPTY = "E113"  #: no rows
 E_ROW = "E114"  #: not a JSON object
-E_PROMPT = "E115"  #: no prompt in it
-E_DUPLICATE = "E116"  #: its id was given before
+E_PROMPT = "E115"  #: without a prompt
+E_DUPLICATE = "E116"  #: an earlier row has the same id
 E_TOO_LONG = "E117"  #: longer than allowed
 E_ENCODING = "E118"  #: not UTF-8
 E_VALUE = "E119"  #: a value that cannot be stored
@@ -33,7 +33,7 @@ E_VALUE = "E119"  #: a value that cannot be stored
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row that was read: its columns, and where they stood."""
+    """A row that was read, with its location."""
 
     row_no: int
     location: str
@@ -42,7 +42,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A row that cannot become a prompt; `raw` is its beginning, safe to print."""
+    """A row that cannot become a prompt; `raw` is the beginning of its text, safe to print."""
 
     row_no: int
     location: str
@@ -52,19 +52,19 @@ class BadRow:
     raw: str
 
     def error(self) -> InputError:
-        """Return the error that stops a reader which may not skip."""
+        """Return the error that is raised if bad rows are not skipped."""
         stop = "" if self.reason.endswith((".", "?")) else "."
-        what = f"{self.location}: {self.reason}{stop}"
+        message = f"{self.location}: {self.reason}{stop}"
         hint = f"{self.remedy} --skip-bad goes on without such rows.".strip()
-        return InputError(what, remedy=hint, code=self.code)
+        return InputError(message, remedy=hint, code=self.code)
 
 
 class Unstorable(ValueError):
-    """A value that cannot be stored, with the path to it."""
+    """A value cannot be stored; carries the path to the value."""
 
 
 def preview(raw: bytes | str) -> str:
-    """Return the beginning of a row with everything unprintable escaped."""
+    """Return the beginning of a row with unprintable characters escaped."""
     if isinstance(raw, bytes):
         raw = raw[:PREVIEW_CHARS].decode("utf-8", "backslashreplace")
     return "".join(
@@ -76,13 +76,13 @@ def preview(raw: bytes | str) -> str:
 def storable(value: Any, *, max_chars: int, path: str = "") -> Any:
     """Return `value` as plain JSON data.
 
-    NaN becomes null (that is what it stands for in tables), dates and times ISO 8601 text,
-    durations seconds, decimals numbers where exact and else text, bytes base64 text, UUIDs text,
-    tuples and arrays lists.
+    NaN becomes null, because it means a missing value in tables. Dates and times become ISO 8601
+    text, durations seconds, decimals numbers if exact and otherwise text, bytes base64 text, UUIDs
+    text, tuples and arrays lists.
 
     Raises:
         Unstorable: NUL characters, lone surrogates, infinities, whole numbers beyond 64 bits, text
-            longer than `max_chars`, or a type that JSON has no form for.
+            longer than `max_chars`, or a type without a JSON form.
     """
     if value is None or isinstance(value, bool):
         return value
@@ -108,7 +108,7 @@ def storable(value: Any, *, max_chars: int, path: str = "") -> Any:
 
 
 def _converted(value: Any, path: str) -> Any:
-    """Bring a type that JSON lacks one step nearer to one it has."""
+    """Convert a value of a type that JSON lacks; the result may need another conversion."""
     if isinstance(value, datetime.datetime | datetime.date | datetime.time):
         return value.isoformat()
     if isinstance(value, datetime.timedelta):
@@ -119,7 +119,7 @@ def _converted(value: Any, path: str) -> Any:
         return base64.b64encode(bytes(value)).decode()
     if isinstance(value, uuid.UUID):
         return str(value)
-    # Arrays and their scalars (numpy, pandas, torch) without importing any of them.
+    # Arrays and scalars of numpy, pandas and torch, without an import of these packages.
     if callable(to_list := getattr(value, "tolist", None)):
         plain = to_list()
         if type(plain) is not type(value):

@@ -1,7 +1,7 @@
 """Private PostgreSQL and Redis servers for a machine that has none.
 
-Entry points call `EmbeddedServices(data_dir)`; everything else in this package is its own
-business. Must not: be needed by anyone who has servers (URLs are all the rest of the code sees).
+Entry points call `EmbeddedServices(data_dir)`; the rest of this package is private. Other code gets
+only URLs. Must not: be required by users with their own servers.
 """
 
 from __future__ import annotations

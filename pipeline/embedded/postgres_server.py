@@ -1,7 +1,7 @@
-"""The private PostgreSQL server: make a cluster once, start it, say whether it is up, stop it.
+"""The private PostgreSQL server: initialise its cluster once, start it, check it, stop it.
 
-Called by `EmbeddedServices` under its lock. Must not: connect (it goes by what `postmaster.pid`
-says, as `pg_ctl` does), or listen on anything but a unix socket.
+`EmbeddedServices` calls it under its lock. Must not: connect (the state comes from
+`postmaster.pid`, as in `pg_ctl`), or listen on anything but a unix socket.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from pipeline.embedded.server_paths import ServerPaths
 
 DATABASE = "rollout"
 SUPERUSER = "postgres"
-PORT = "5432"  #: names the socket, nothing listens on it
+PORT = "5432"  #: part of the socket's name; no TCP port is opened
 SOCKET_NAME = f".s.PGSQL.{PORT}"
 
-#: Fast shutdown, then without a checkpoint (the next start recovers from the log), then by force.
+#: Fast shutdown, then immediate shutdown (the next start recovers from the WAL), then SIGKILL.
 STOP_LADDER = ((signal.SIGINT, 30.0), (signal.SIGQUIT, 10.0), (signal.SIGKILL, 10.0))
 
 SETTINGS = {
@@ -45,8 +45,8 @@ SETTINGS = {
     "shared_buffers": "256MB",
     "max_wal_size": "2GB",
     "random_page_cost": "1.1",
-    "jit": "off",  # queries here are short; compiling them costs more than it saves
-    "huge_pages": "off",  # containers that have none kill the server instead of refusing
+    "jit": "off",  # the queries are short; compiling them costs more than it saves
+    "huge_pages": "off",  # some containers kill the server instead of returning an error
     "log_checkpoints": "off",
     "log_timezone": "UTC",
     "timezone": "UTC",
@@ -74,11 +74,11 @@ class PostgresServer(Server):
 
     @property
     def url(self) -> str:
-        """SQLAlchemy's URL of the database; the port is named so that PGPORT cannot change it."""
+        """SQLAlchemy's URL of the database; with a port, so that PGPORT cannot change it."""
         host = quote(str(self.paths.sockets), safe="/")
         return f"postgresql+psycopg://{SUPERUSER}@/{DATABASE}?host={host}&port={PORT}"
 
-    def _noted_pid(self) -> int:
+    def _pid_in_file(self) -> int:
         lines = self._pid_file()
         return int(lines[0]) if lines and lines[0].isdigit() else 0
 
@@ -94,7 +94,7 @@ class PostgresServer(Server):
             raise self._would_not_start(since)
 
     def _make_cluster(self, programs: Path, life_lock: int) -> None:
-        """Run initdb beside the data and rename: dying half-way leaves no half cluster."""
+        """Run initdb in a temporary directory, then rename: a crash leaves no partial cluster."""
         account = self.paths.account
         for leftover in self.paths.home.glob("data.new-*"):
             shutil.rmtree(leftover)
@@ -129,14 +129,14 @@ class PostgresServer(Server):
         ready = len(lines) > 7 and lines[7].strip() == "ready"
         return ready and self.running_pid() is not None
 
-    def _is_deaf(self) -> bool:
+    def _has_lost_socket(self) -> bool:
         return self._is_ready() and not self._socket.exists()
 
     def _clear_stale_files(self) -> None:
-        """Remove what a crash left and PostgreSQL would stumble over.
+        """Remove the pid file and the sockets that a crash left.
 
-        It takes any process with the pid of its old file for its old self: another's after a
-        reboot, or its own zombie. We hold the life lock, so neither it nor a backend is left.
+        PostgreSQL refuses to start if a process has the pid in the old file, even another process
+        after a reboot, or a zombie. We hold the life lock, so no server or backend is running.
         """
         lock = self._socket.with_name(f"{SOCKET_NAME}.lock")
         for leftover in (self._data / "postmaster.pid", self._socket, lock):
@@ -144,16 +144,17 @@ class PostgresServer(Server):
 
     def _pid_file(self) -> list[str]:
         try:
-            # Bytes that the locale cannot read may stand in its line with the path.
+            # The line with the path may contain bytes that are invalid in this locale.
             return (self._data / "postmaster.pid").read_text("utf-8", "replace").splitlines()
         except OSError:
             return []
 
 
 def _run(argv: list[str], account: Account | None, life_lock: int, *, feed: str = "") -> None:
-    """Run one of initdb's steps, to its end even if we are killed.
+    """Run one step of the initialisation, which must finish even if we are killed.
 
-    Hence a file, as a pipe would break with us, and the life lock, so that the next start waits.
+    The output goes to a file, because a pipe would break with us. The child inherits the life lock,
+    so that the next start waits for it.
     """
     with tempfile.TemporaryFile() as output:
         done = subprocess.run(

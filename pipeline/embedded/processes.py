@@ -1,8 +1,8 @@
 """Processes by pid: start a server detached, recognise a process again, stop it.
 
-Used by the two servers of this package, and by `rollout/supervision.py` for workers and
-controllers. After a crash or a reboot a pid may belong to another process, so none is signalled
-before the process behind it is recognised.
+The two servers of this package use it, and `rollout/supervision.py` for workers and controllers.
+After a crash or a reboot a pid may belong to another process, so a process is identified before it
+is signalled.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ StopLadder = Sequence[tuple[signal.Signals, float]]
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The operating system user a server runs as when we are root."""
+    """The operating system user that runs a server if we are root."""
 
     name: str
     uid: int
@@ -36,9 +36,9 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What makes a process the server meant: one of its programs, working in its directory.
+    """Identifies a server's process by its program and its working directory.
 
-    Where another process's directory cannot be read, one of `marks` must stand in its command line.
+    If the working directory cannot be read, the command line must contain one of `marks`.
     """
 
     programs: tuple[str, ...]
@@ -69,14 +69,14 @@ class Identity:
 
 
 def run_as(account: Account | None) -> dict[str, Any]:
-    """Return the `subprocess` arguments that run a child as `account` (None: as we are)."""
+    """Return the `subprocess` arguments that run a child as `account` (None: as our user)."""
     if account is None:
         return {}
     return {"user": account.uid, "group": account.gid, "extra_groups": []}
 
 
 def server_environment() -> dict[str, str]:
-    """Return a child's environment: none of the caller's `PG*` variables, locale or secrets."""
+    """Return a child's environment, without the caller's `PG*` variables, locale and secrets."""
     kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
     return {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC", **kept}
 
@@ -86,11 +86,11 @@ def spawn_detached(
 ) -> int:
     """Start a server that outlives us: own session, adopted by init, output to `log`.
 
-    Returns its pid; the server keeps the descriptor `life_lock` open. A log past `LOG_BYTES` is put
-    aside first, as `*.log.1`.
+    Returns the pid; the server keeps the descriptor `life_lock` open. A log larger than `LOG_BYTES`
+    is first renamed to `*.log.1`.
 
-    The shell in between is what hands the server to init: as our own child it would stay a zombie
-    after a crash for as long as we live.
+    The shell in between ends at once, so that init adopts the server. As our own child a crashed
+    server would remain a zombie until we end.
     """
     with contextlib.suppress(FileNotFoundError):
         if log.stat().st_size > LOG_BYTES:
@@ -111,9 +111,10 @@ def spawn_detached(
 
 
 def start_mark(pid: int) -> str | None:
-    """Return what tells a live process from any other that ever has its pid, None if it is gone.
+    """Return the start time of a process (on Linux with the boot id), None if it has ended.
 
-    A zombie is gone.
+    Pid and start time identify a process, because another one with its pid starts at another time.
+    A zombie counts as ended.
     """
     if os.path.isdir("/proc/self"):
         try:
@@ -127,22 +128,23 @@ def start_mark(pid: int) -> str | None:
 
 
 def process_exists(pid: int) -> bool:
-    """Say whether `pid` is some live process, of any user."""
+    """Say whether `pid` is a live process of any user."""
     return start_mark(pid) is not None
 
 
 def stop_processes(meant: Mapping[int, Callable[[], bool]], ladder: StopLadder) -> list[int]:
-    """Stop processes together and return the pids of those that outlived every signal.
+    """Stop processes together and return the pids of those that survived every signal.
 
     Args:
-        meant: For each pid: whether it still is the process meant; others are left alone.
+        meant: For each pid, a check that the pid still belongs to the intended process. Processes
+            that fail it get no signal.
         ladder: The signals.
 
     Raises:
-        PermissionError: One belongs to another user.
+        PermissionError: A process belongs to another user.
     """
     with contextlib.ExitStack() as stack:
-        # A check after its handle is open: from then on the pid cannot come to mean another.
+        # Check after opening the handle: from then on the pid cannot be reused.
         opened = [(stack.enter_context(_Handle(pid)), is_meant) for pid, is_meant in meant.items()]
         left = [handle for handle, is_meant in opened if is_meant()]
         for number, wait_s in ladder:
@@ -154,7 +156,7 @@ def stop_processes(meant: Mapping[int, Callable[[], bool]], ladder: StopLadder) 
 
 
 def log_tail(log: Path, *, since: int = 0, lines: int = 12) -> str:
-    """Return the last lines that were written to `log` after byte `since`."""
+    """Return the last lines of `log` after byte `since`."""
     try:
         with log.open("rb") as stream:
             stream.seek(0, os.SEEK_END)
@@ -166,7 +168,7 @@ def log_tail(log: Path, *, since: int = 0, lines: int = 12) -> str:
 
 
 class _Handle(contextlib.AbstractContextManager["_Handle"]):
-    """One process, by descriptor where the system has that, else by number."""
+    """One process, by pidfd if the system supports it, else by pid."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -180,7 +182,7 @@ class _Handle(contextlib.AbstractContextManager["_Handle"]):
             os.close(self._fd)
 
     def send(self, number: signal.Signals) -> None:
-        # A stopped process (SIGSTOP) sees a signal only once it is continued.
+        # A stopped process (SIGSTOP) handles a signal only after SIGCONT.
         with contextlib.suppress(ProcessLookupError):
             for each in (number, signal.SIGCONT):
                 if self._fd is None:

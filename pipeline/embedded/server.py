@@ -1,9 +1,8 @@
-"""What the two private servers have in common: one life at a time, recognised, started, stopped.
+"""The common base of the two private servers: identify, start and stop the server's process.
 
-A server inherits a descriptor with a lock on `alive` in its directory, and so do its children.
-While any of them lives the lock is held, whatever pid files say, and no second server starts on the
-same data; the kernel frees it at the last one's end. Pids serve to find and stop a server, not to
-guard it.
+A server and its children inherit a descriptor with a lock on `alive` in its directory. While any of
+them runs, the lock is held, so no second server starts on the same data. The kernel frees the lock
+when the last one ends. Pids are only used to find and stop a server, not to exclude a second one.
 """
 
 from __future__ import annotations
@@ -34,41 +33,41 @@ class Server(ABC):
     @property
     @abstractmethod
     def url(self) -> str:
-        """Where clients find the server."""
+        """The server's URL for clients."""
 
     @abstractmethod
-    def _noted_pid(self) -> int:
+    def _pid_in_file(self) -> int:
         """Return the pid in the server's own pid file, 0 if there is none."""
 
     @abstractmethod
     def _wait_ready(self, pid: int, deadline: float) -> bool:
-        """Wait until the server serves; False if it ended, is deaf, or `deadline` passed."""
+        """Wait until the server is ready; False if it ended, lost its socket, or at `deadline`."""
 
     @abstractmethod
-    def _is_deaf(self) -> bool:
-        """Say whether the live server can never be reached: its socket is gone."""
+    def _has_lost_socket(self) -> bool:
+        """Say whether the live server has lost its socket, so that no client can connect."""
 
     @abstractmethod
     def _launch(self, life_lock: int, deadline: float) -> None:
-        """Start the server and wait until it serves, or raise `ServiceUnavailable`."""
+        """Start the server and wait until it is ready, or raise `ServiceUnavailable`."""
 
     def running_pid(self) -> int | None:
-        """Return the pid of our own live server, starting up or ready."""
-        pid = self._noted_pid()
+        """Return the pid of our live server, whether it is starting up or ready."""
+        pid = self._pid_in_file()
         return pid if self._identity.matches(pid) else None
 
     def start(self, timeout_s: float) -> None:
-        """Make sure that the server serves.
+        """Start the server unless it is ready.
 
         Raises:
-            ServiceUnavailable: Its programs are missing, or it does not serve in time.
+            ServiceUnavailable: The programs are missing, or the server is not ready in time.
         """
         deadline = time.monotonic() + timeout_s
         while True:
             if (pid := self.running_pid()) is not None:
                 if self._wait_ready(pid, deadline):
                     return
-                self._stop_if_deaf()
+                self._stop_if_socket_is_lost()
             elif (life_lock := self._take_life_lock()) is not None:
                 try:
                     return self._launch(life_lock, deadline)
@@ -80,10 +79,10 @@ class Server(ABC):
                 time.sleep(POLL_S)
 
     def stop(self) -> bool:
-        """Stop the server if it runs; say whether it did.
+        """Stop the server if it runs; return whether it ran.
 
         Raises:
-            NotAllowed: It belongs to another user, or outlived every signal of the ladder.
+            NotAllowed: The server belongs to another user, or survived every signal of the ladder.
         """
         if (pid := self.running_pid()) is None:
             return False
@@ -98,10 +97,10 @@ class Server(ABC):
             raise NotAllowed(f"{self.title} (pid {pid}) does not stop: it outlived every signal.")
         return True
 
-    def _stop_if_deaf(self) -> None:
+    def _stop_if_socket_is_lost(self) -> None:
         if (pid := self.running_pid()) is None:
             return
-        if not self._is_deaf():
+        if not self._has_lost_socket():
             raise self._does_not_serve(f"Process {pid} recovers or loads its data, or is stopped.")
         self.stop()
 

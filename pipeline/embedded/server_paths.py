@@ -1,16 +1,18 @@
-"""Where the private servers keep their data and sockets.
+"""The directories of the private servers' data and sockets.
 
-Normally all below the data directory: `postgres/` and `redis/`. Two things can force a server out:
+Normally they are below the data directory: `postgres/` and `redis/`. There are two exceptions:
 
-- A socket path must fit into about 100 bytes (and libpq splits a host at commas): such a server
-  gets a short directory in the temporary folder, for its sockets only.
-- PostgreSQL refuses to run as root, so root's runs as another account, which often cannot reach the
-  data directory (below `/root`, mode 700). Opening up foreign directories is not ours to do: the
-  cluster moves to `/var/lib/rollout-pipeline`, which survives reboots and is never cleaned up
-  (`/var/tmp` only where that cannot be written; throw-away clusters go to the temporary folder).
+- A socket path is limited to about 100 bytes, and libpq splits a host at commas. If the path is
+  unsuitable, the server's sockets go to a short directory in the temporary folder.
+- PostgreSQL does not run as root. For root it runs as another account, which often cannot reach the
+  data directory (below `/root`, mode 700). We do not change the mode of foreign directories.
+  Instead the cluster goes to `/var/lib/rollout-pipeline`, which survives reboots and is never
+  cleaned up. If that is not writable, `/var/tmp` is used. Temporary clusters go to the temporary
+  folder.
 
-Both kinds have unguessable names, belong to one account, and are noted in `services.json` of the
-data directory. A copied data directory does not inherit the note: two servers must not share one.
+Both kinds of directories have unguessable names, belong to one account, and are recorded in
+`services.json` of the data directory. The record is not valid in a copy of the data directory,
+because two servers must not share a directory.
 """
 
 from __future__ import annotations
@@ -53,14 +55,14 @@ class ServerDirectories:
         self._durable = durable
 
     def find(self, name: str) -> ServerPaths:
-        """Say where a server is, or would be; creates nothing."""
-        noted = self._noted()
-        home = Path(noted.get(f"{name}_home", self._data_dir / name))
-        sockets = Path(noted.get(f"{name}_sockets", home))
+        """Return the paths that a server has or would get; creates nothing."""
+        record = self._read_record()
+        home = Path(record.get(f"{name}_home", self._data_dir / name))
+        sockets = Path(record.get(f"{name}_sockets", home))
         return ServerPaths(home, sockets)
 
     def prepare(self, name: str, *, socket_name: str, not_as_root: bool) -> ServerPaths:
-        """Create a server's directories, owned by the account that will run it."""
+        """Create a server's directories, owned by the account that runs it."""
         account = None
         if not_as_root and os.geteuid() == 0:
             account = _account_for_root(self.find(name).home)
@@ -78,7 +80,7 @@ class ServerDirectories:
         home = self.find(name).home
         if home.parent == self._data_dir and not _can_enter(account, self._data_dir):
             home = self._make_outside_home(account)
-            self._note(f"{name}_home", home)
+            self._write_record(f"{name}_home", home)
         home.mkdir(mode=0o700, exist_ok=True)
         _give(home, account)
         return home
@@ -107,23 +109,23 @@ class ServerDirectories:
     ) -> Path:
         if _fits_socket(home / socket_name):
             return home
-        noted = self.find(name).sockets
+        sockets = self.find(name).sockets
         owner = account.uid if account else os.geteuid()
-        if noted != home and _is_private(noted, owner):
-            return noted
-        # A short name is the point, so a long temporary folder is no use either.
+        if sockets != home and _is_private(sockets, owner):
+            return sockets
+        # The path must be short, so a temporary folder with a long path cannot be used either.
         base = tempfile.gettempdir()
         if not _fits_socket(Path(base, "rollout-12345678", socket_name)):
             base = "/tmp"
         sockets = Path(tempfile.mkdtemp(prefix="rollout-", dir=base))
         _give(sockets, account)
-        self._note(f"{name}_sockets", sockets)
+        self._write_record(f"{name}_sockets", sockets)
         return sockets
 
-    def _noted(self) -> dict[str, str]:
+    def _read_record(self) -> dict[str, str]:
         try:
-            noted = json.loads(self._record.read_text())
-            inode, path = noted["inode"], noted["data_dir"]
+            record = json.loads(self._record.read_text())
+            inode, path = record["inode"], record["data_dir"]
         except (OSError, ValueError, KeyError, TypeError):
             return {}
         copied = (
@@ -131,21 +133,21 @@ class ServerDirectories:
             and inode != self._data_dir.stat().st_ino
             and os.path.isdir(path)
         )
-        return {} if copied else noted
+        return {} if copied else record
 
-    def _note(self, key: str, value: Path) -> None:
-        noted = self._noted() | {
+    def _write_record(self, key: str, value: Path) -> None:
+        record = self._read_record() | {
             "data_dir": str(self._data_dir),
             "inode": self._data_dir.stat().st_ino,
             key: str(value),
         }
         part = self._record.with_suffix(".part")
-        part.write_text(json.dumps(noted, indent=1) + "\n")
+        part.write_text(json.dumps(record, indent=1) + "\n")
         part.replace(self._record)
 
 
 def _account_for_root(home: Path) -> Account:
-    """Return the account a cluster already belongs to, else the first that this machine has."""
+    """Return the owner of an existing cluster, else the first account that this machine has."""
     with contextlib.suppress(OSError, KeyError):
         if (owner := home.stat().st_uid) != 0:
             entry = pwd.getpwuid(owner)
@@ -162,7 +164,7 @@ def _account_for_root(home: Path) -> Account:
 
 
 def _can_enter(account: Account | None, directory: Path) -> bool:
-    """Ask by trying, as that account: mode bits alone leave out access lists and mounts."""
+    """Test access as that account, because mode bits do not include ACLs and mount options."""
     if account is None:
         return True
     tried = subprocess.run(
@@ -183,7 +185,7 @@ def _give(directory: Path, account: Account | None) -> None:
 def _make_passable(base: Path) -> None:
     if not base.exists():
         base.mkdir()
-        base.chmod(0o755)  # whatever the umask: another account has to pass through
+        base.chmod(0o755)  # overrides the umask, because another account must enter
 
 
 def _fits_socket(path: Path) -> bool:

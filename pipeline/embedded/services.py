@@ -1,10 +1,9 @@
 """The private servers of one data directory, shared by every process that works with it.
 
-Entry points start what they need; a lock file makes the first one do the work. A server that was
-started outlives its starter and stops with `down`. One that was only borrowed stops with the last
-borrower (ADR 0028): the file `NAME.borrowed` says that nobody asked for it to stay, and each
-borrower holds a shared lock on it. Must not: keep anything in memory that another process would
-miss.
+Entry points start the servers that they need, under a lock file. A started server outlives the
+process that started it; `down` stops it. A borrowed server stops with the last borrower (ADR 0028).
+The file `NAME.borrowed` marks a server that is only borrowed, and each borrower holds a shared lock
+on the file. Must not: keep state in memory that another process needs.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ LOCK_POLL_S = 0.02
 
 
 class ServiceStatus(NamedTuple):
-    """What is known about one private server without asking it."""
+    """The state of one private server, found without a connection."""
 
     name: str
     pid: int | None
@@ -40,7 +39,7 @@ class ServiceStatus(NamedTuple):
 
 
 class Borrowed(NamedTuple):
-    """A server in use: its URL, and whether it runs only for as long as it is borrowed."""
+    """A server in use: its URL, and whether it runs only while it is borrowed."""
 
     url: str
     is_temporary: bool
@@ -50,8 +49,9 @@ class EmbeddedServices:
     """PostgreSQL and Redis under one data directory, on unix sockets, for this user only.
 
     Args:
-        data_dir: Directory that identifies and holds the servers; made if missing.
-        durable: False for clusters that are thrown away: faster, and a power cut ruins them.
+        data_dir: Directory that identifies and holds the servers; created if missing.
+        durable: False turns off fsync, for temporary clusters: faster, but a power failure can
+            destroy them.
         start_timeout_s: Longest wait for a server (or for another process starting it).
     """
 
@@ -64,60 +64,60 @@ class EmbeddedServices:
         self._directories = ServerDirectories(self._data_dir, durable=durable)
 
     def start_postgres(self) -> str:
-        """Start PostgreSQL unless it runs; it stays. Return its SQLAlchemy URL."""
+        """Start PostgreSQL unless it runs, until `down`. Return its SQLAlchemy URL."""
         with self._locked():
-            self._note_of("postgres").unlink(missing_ok=True)
+            self._borrow_file("postgres").unlink(missing_ok=True)
             return self._start_postgres().url
 
     def start_redis(self) -> str:
-        """Start Redis unless it runs; it stays. Return its URL as a Celery broker."""
+        """Start Redis unless it runs, until `down`. Return its URL as a Celery broker."""
         with self._locked():
-            self._note_of("redis").unlink(missing_ok=True)
+            self._borrow_file("redis").unlink(missing_ok=True)
             return self._start_redis().url
 
     @contextmanager
     def borrow_postgres(self) -> Iterator[Borrowed]:
-        """Use PostgreSQL inside the block; the last to do so stops it, unless it is to stay."""
+        """Use PostgreSQL in the block; the last borrower stops it unless it was started to stay."""
         with self._borrowed("postgres", self._start_postgres) as borrowed:
             yield borrowed
 
     @contextmanager
     def borrow_redis(self) -> Iterator[Borrowed]:
-        """Use Redis inside the block; the last to do so stops it, unless it is to stay."""
+        """Use Redis in the block; the last borrower stops it unless it was started to stay."""
         with self._borrowed("redis", self._start_redis) as borrowed:
             yield borrowed
 
     def find_postgres(self) -> str | None:
-        """Return the URL of PostgreSQL if it runs, and let it stay; start nothing."""
+        """Return the URL of PostgreSQL if it runs, and keep it running until `down`."""
         if not self._data_dir.exists():
             return None
         with self._locked():
             server = PostgresServer(self._directories.find("postgres"), durable=self._durable)
             if server.running_pid() is None:
                 return None
-            self._note_of("postgres").unlink(missing_ok=True)
+            self._borrow_file("postgres").unlink(missing_ok=True)
             return server.url
 
     @property
     def redis_client_url(self) -> str:
-        """The URL of the same Redis for redis-py; valid once it was started."""
+        """The URL of the same Redis for redis-py; valid after the start."""
         return RedisServer(self._directories.find("redis"), durable=self._durable).client_url
 
     def status(self) -> list[ServiceStatus]:
-        """Say which servers run; starts nothing and waits for nobody."""
+        """Return the state of the servers; starts nothing and waits for no lock."""
         return [_status(server) for server in self._servers()]
 
     def down(self) -> list[str]:
-        """Stop the servers, keep their data; return the names of those that ran."""
+        """Stop the servers and keep their data; return the names of those that ran."""
         if not self._data_dir.exists():
             return []
         with self._locked():
             for server in self._servers():
-                self._note_of(server.name).unlink(missing_ok=True)
+                self._borrow_file(server.name).unlink(missing_ok=True)
             return [server.name for server in self._servers() if server.stop()]
 
     def remove(self) -> None:
-        """Stop the servers and delete their data, wherever it lies."""
+        """Stop the servers and delete their data in all directories."""
         self.down()
         if self._data_dir.exists():
             with self._locked():
@@ -152,32 +152,32 @@ class EmbeddedServices:
                 with self._locked():
                     if self._is_last(name, hold):
                         server.stop()
-                        self._note_of(name).unlink()
+                        self._borrow_file(name).unlink()
                 os.close(hold)
 
     def _hold(self, name: str, *, make: bool) -> int | None:
-        """Take part in borrowing; None for a server that is to stay anyway.
+        """Lock the file `NAME.borrowed` as a borrower; None for a server that stays until `down`.
 
-        A note that a killed borrower left is taken over: its server stops with us.
+        The file of a killed borrower is used again, so that its server stops with us.
         """
         try:
-            hold = os.open(self._note_of(name), os.O_RDWR | (os.O_CREAT if make else 0), 0o600)
+            hold = os.open(self._borrow_file(name), os.O_RDWR | (os.O_CREAT if make else 0), 0o600)
         except FileNotFoundError:
             return None
         fcntl.flock(hold, fcntl.LOCK_SH)
         return hold
 
     def _is_last(self, name: str, hold: int) -> bool:
-        """Say whether the server is still only borrowed, and by nobody else."""
+        """Say whether the server is still only borrowed, and without another borrower."""
         try:
-            if not os.path.samestat(os.fstat(hold), self._note_of(name).stat()):
+            if not os.path.samestat(os.fstat(hold), self._borrow_file(name).stat()):
                 return False
             fcntl.flock(hold, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (FileNotFoundError, BlockingIOError):
             return False
         return True
 
-    def _note_of(self, name: str) -> Path:
+    def _borrow_file(self, name: str) -> Path:
         return self._data_dir / f"{name}.borrowed"
 
     def _servers(self) -> tuple[Server, ...]:
@@ -195,7 +195,7 @@ class EmbeddedServices:
             raise _no_access(self._data_dir, error) from error
         try:
             self._wait_lock(fd)
-        except OSError as error:  # a file system without locks, most likely
+        except OSError as error:  # most likely a file system without locks
             os.close(fd)
             raise _no_access(self._data_dir, error) from error
         try:
@@ -207,7 +207,7 @@ class EmbeddedServices:
 
     def _make_data_dir(self) -> None:
         if not self._data_dir.exists():
-            # Root's servers run as another account, which must be able to pass through.
+            # For root the servers run as another account, which must be able to enter.
             self._data_dir.mkdir(mode=0o711 if os.geteuid() == 0 else 0o700, parents=True)
 
     def _wait_lock(self, fd: int) -> None:
