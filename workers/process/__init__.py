@@ -1,1 +1,1 @@
-"""The worker process: Celery in front, one event loop behind it."""
+"""The worker process: Celery takes requests, one event loop executes them."""

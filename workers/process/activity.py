@@ -1,7 +1,7 @@
-"""Counts what each run's attempts do in this worker: model calls, which of them fail, tool calls.
+"""Counts each run's model calls, the failed ones among them, and its tool calls in this worker.
 
 Written on the event loop by the model clients and `execute`, read there by heartbeats. Must not:
-grow with the number of calls, or raise over anything that an agent left in its trajectory.
+grow with the number of calls, or raise because of values that an agent left in its trajectory.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from pipeline.redaction import NOTHING, Redactor
 from workers.process.attempt import Attempt
 from workers.process.call_warnings import CallWarnings
 
-#: Told of each try of a model call: the error it failed with, None where it was answered.
+#: Called after each try of a model call, with its error; with None if the model answered.
 WatchTry = Callable[[ModelError | None], None]
 
-#: What one heartbeat carries, as SQS takes 256 KiB: the runs begun last; further names are counted
-#: under `other`.
+#: Bounds of a heartbeat, because SQS takes 256 KiB. Only the newest runs are sent; endpoints, codes
+#: and tools beyond the bound are counted under `other`.
 MOST_RUNS = 8
 _MOST_ENDPOINTS = 8
 _MOST_CODES = 6
@@ -35,7 +35,7 @@ _OTHER = "other"
 
 _MINUTE_S = 60
 _MESSAGE_CHARS = 120
-#: Models make up tool names of any length.
+#: Models invent tool names of any length.
 _NAME_CHARS = 64
 
 _URL_IN_FRONT = re.compile(r"^https?://\S+\s+")
@@ -44,11 +44,11 @@ T = TypeVar("T")
 
 
 class Activity:
-    """The figures of the runs that this worker began last.
+    """The activity of the newest runs of this worker.
 
     Args:
         warnings: Logs failing calls.
-        redactor: Takes secrets out of addresses and error texts.
+        redactor: Removes secrets from URLs and error texts.
         clock: Monotonic seconds.
     """
 
@@ -66,7 +66,7 @@ class Activity:
         self._under_way: set[Attempt] = set()
 
     def watcher(self, run_id: UUID, base_url: str, model: str) -> WatchTry:
-        """Return what a client tells of each try of a call to this endpoint."""
+        """Return the function that a client calls after each try at this endpoint."""
         shown_url = self._redactor.text(base_url)
 
         def watch(error: ModelError | None) -> None:
@@ -93,12 +93,12 @@ class Activity:
             _add_tools(self._run(run_id).tools, attempt)
 
     def snapshot(self) -> tuple[RunActivity, ...]:
-        """Return the sums since the worker's start, by run; log the failures that are due."""
+        """Return the sums since the worker's start, by run; log failures that are due."""
         now = self._clock()
         self._warnings.flush(now)
         tools = {run_id: dict(counts.tools) for run_id, counts in self._runs.items()}
         for attempt in self._under_way:
-            # A run that made room for others may have attempts still; their end brings it back.
+            # A run dropped for newer ones may still have attempts; their end counts it again.
             if (known := tools.get(attempt.request.run_id)) is not None:
                 _add_tools(known, attempt)
         return tuple(
@@ -120,7 +120,7 @@ class Activity:
 
 
 class _RunCounts:
-    """What one run's attempts did in this process."""
+    """The counts of one run in this process."""
 
     def __init__(self) -> None:
         self.tools: dict[str, ToolCalls] = {}
@@ -137,7 +137,7 @@ class _RunCounts:
                 model=model,
                 count=counts.tries.count,
                 last_minute=counts.tries.last_minute(now),
-                failures=counts.told_failures(now),
+                failures=counts.failures(now),
             )
             for (base_url, model), counts in self._endpoints.items()
         )
@@ -151,7 +151,7 @@ class _EndpointCounts:
     def failure(self, code: str) -> _Count:
         return _entry(self._failures, code, _OTHER, _Count, _MOST_CODES)
 
-    def told_failures(self, now: float) -> tuple[CallFailures, ...]:
+    def failures(self, now: float) -> tuple[CallFailures, ...]:
         return tuple(
             CallFailures(
                 code=code,
@@ -164,7 +164,7 @@ class _EndpointCounts:
 
 
 class _Count:
-    """How often something happened: in all, and in the last minute, to a second."""
+    """A number of events: in all, and in the last minute, by seconds."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -201,7 +201,7 @@ def _add_tools(tools: dict[str, ToolCalls], attempt: Attempt) -> None:
 
 
 def _tool_counts(attempt: Attempt) -> Iterator[tuple[str, int, int]]:
-    """Yield the tools of a trajectory with their calls and errors, as `BaseAgent` counts them."""
+    """Yield each tool of a trajectory with its calls and errors, as `BaseAgent` counts them."""
     metadata: Any = attempt.trajectory.metadata
     counted = metadata.get("tools") if isinstance(metadata, dict) else None
     for name, figures in list(counted.items()) if isinstance(counted, dict) else ():
@@ -212,7 +212,7 @@ def _tool_counts(attempt: Attempt) -> Iterator[tuple[str, int, int]]:
 
 
 def _os_reason(error: BaseException) -> str | None:
-    """Return what the operating system said, such as `connection refused`; None if it is not it."""
+    """Return the operating system's text, such as `connection refused`; None for other errors."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and (cause.errno or 0) > 0:

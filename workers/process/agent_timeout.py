@@ -1,8 +1,8 @@
 """The wall clock of an agent phase, and the task in which the agent runs under it.
 
-Used by `execution.py`. The clock is paused while a model call waits for a rate limit, however deep
-in the agent the call is. Agent code that swallows its cancellation gets a grace period; then the
-attempt goes on without it. Must not: decide which error a timeout is.
+Used by `execution.py`. The clock is paused while a model call waits for a rate limit, at any depth
+of the agent's code. Agent code that swallows its cancellation gets a grace period; then the attempt
+goes on without it. Must not: decide which error a timeout is.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T = TypeVar("T")
 #: Time for an agent's own clean-up after its cancellation.
 CANCEL_GRACE_S = 10.0
 
-#: Tasks that did not stop; asyncio itself keeps weak references only.
+#: Tasks that did not stop; asyncio keeps only weak references to tasks.
 _left_behind: set[asyncio.Task[Any]] = set()
 
 _current: ContextVar[WallClock | None] = ContextVar("wall_clock", default=None)
@@ -39,12 +39,12 @@ async def run_within(
 
     Args:
         work: The agent's run.
-        timeout_s: Its wall clock; waits for limits do not count.
-        label: Named in the log if the work does not stop.
+        timeout_s: Wall clock of the work; waits for limits do not count.
+        label: Name of the attempt in the log if the work does not stop.
         cancel_grace_s: Time for the work to stop after its cancellation.
 
     Raises:
-        TimeoutError: It was not done in time, even if it swallowed its cancellation.
+        TimeoutError: The work was not done in time, even if it swallowed its cancellation.
         asyncio.CancelledError: This task was cancelled, and so was the work.
     """
     clock = WallClock(timeout_s)
@@ -70,7 +70,7 @@ async def run_within(
 
 
 async def off_the_clock(waiting: Awaitable[T]) -> T:
-    """Await something that does not count against the agent's wall clock."""
+    """Await something while the agent's wall clock is paused."""
     clock = _current.get()
     if clock is None:
         return await waiting
@@ -87,7 +87,7 @@ class WallClock:
         self._left_s = timeout_s
 
     def expired(self) -> bool:
-        """Whether the block ended because the time was over."""
+        """Whether the block ended by its timeout."""
         return self._timeout.expired()
 
     def left_s(self) -> float:
@@ -111,7 +111,7 @@ class WallClock:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Stop the clock meanwhile; several waits may overlap."""
+        """Pause the clock inside the block; several waits may overlap."""
         loop = asyncio.get_running_loop()
         when = self._timeout.when()
         if self._pauses == 0 and when is not None:
@@ -140,6 +140,6 @@ def _leave_behind(task: asyncio.Task[Any], label: str) -> None:
 
 
 def _retrieve(task: asyncio.Task[Any]) -> None:
-    """Retrieve the exception, or asyncio logs that it never was."""
+    """Retrieve the exception, or asyncio logs it as never retrieved."""
     if not task.cancelled():
         task.exception()

@@ -1,7 +1,7 @@
-"""Whether the options that a run gives its agent, tools and reward fit what is registered here.
+"""The check of a run's options for its agent, tools and reward against those registered here.
 
-Asked by the worker before an attempt calls a model, and by `rollout run` and `submit` before
-anything is enqueued. Must not: make an agent or a tool, or judge a name that is not known here.
+Called by the worker before an attempt calls a model, and by `rollout run` and `submit` before rows
+are enqueued. Must not: make an agent or a tool, or reject a name that is not registered here.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from workers.rewards.registry import get_reward, list_rewards
 
 
 def require_options(asked: AttemptSpec) -> None:
-    """Check every option against what its owner takes.
+    """Check every option against those of its agent, tool or reward.
 
     Raises:
-        ContractError: One is not known or of a wrong type; code `agent_option`, `tool_option` or
-            `reward_option`.
+        ContractError: An option is unknown or of a wrong type; code `agent_option`, `tool_option`
+            or `reward_option`.
     """
     if asked.agent in list_agents():
         try:

@@ -1,7 +1,7 @@
-"""One attempt under way: what it has done so far, and the completion it becomes.
+"""The state of one attempt while it runs, and the completion made from it.
 
-Owned by `execute`; the heartbeat reads its phase and step from another thread, which is safe: both
-are single values. Must not: run anything.
+Owned by `execute`. The heartbeat reads phase and step from another thread, which is safe because
+both are single values. Must not: run agents or scorers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from workers.process.records import record_of
 
 Phase = Literal["starting", "generating", "scoring", "done"]
 
-#: Longest traceback and message that are kept; the end of a traceback says the most.
+#: Longest traceback and message that are kept. Of a traceback the end is kept: it names the error.
 _MAX_DETAIL_CHARS = 8_000
 _MAX_MESSAGE_CHARS = 2_000
 _MAX_CODE_CHARS = 100
@@ -50,13 +50,13 @@ class Attempt:
         self._timings: dict[str, float] = {}
 
     def enter(self, phase: Phase) -> None:
-        """Go on to the next phase; the time of the last one is kept."""
+        """Enter the next phase and record the duration of the last one."""
         now = time.perf_counter()
         self._timings[f"{self.phase}_s"] = round(now - self._phase_started, 6)
         self.phase, self._phase_started = phase, now
 
     def detach(self) -> None:
-        """Keep what there is; an agent that goes on all the same writes to its own copy."""
+        """Keep the trajectory so far; an agent that does not stop writes to its own copy."""
         self.trajectory = replace(
             self.trajectory,
             steps=list(self.trajectory.steps),
@@ -69,7 +69,7 @@ class Attempt:
         """Return the completion of a good trajectory.
 
         Raises:
-            ContractError: The agent left something in it that cannot be stored.
+            ContractError: The agent left a value in the trajectory that cannot be stored.
         """
         record, body = self._packed()
         self.enter("done")
@@ -78,7 +78,7 @@ class Attempt:
         )
 
     def failed(self, error: RolloutError) -> Completion:
-        """Return the completion of an error, with what there is of the trajectory."""
+        """Return the completion of an error, with the trajectory so far."""
         phase = self.phase
         self.enter("done")
         cause = error.__cause__ or error
@@ -94,7 +94,7 @@ class Attempt:
         return self._completion(*self._packed_or_less(), outcome="failed", error=record)
 
     def _clean(self, text: str) -> str:
-        # Before anything is cut off: half a secret would not be found any more.
+        # Redact before the text is cut: the redactor would not find half a secret.
         return storable(self._redactor.text(text))
 
     def _packed(self) -> tuple[TrajectoryRecord, bytes]:

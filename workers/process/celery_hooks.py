@@ -4,9 +4,9 @@ Celery acknowledges a message on the next turn of its loop, after the task has s
 ends before that, the broker delivers the message again while this worker runs it. So at the end of
 a connection started requests are acknowledged, and no further request starts.
 
-Celery also flushes its event buffer on every turn of its loop: under load nearly one message per
-event, a third of a worker's cost outside the event loop (docs/performance.md). Here events are sent
-twice a second. Must not: retry or decide anything.
+Celery also flushes its event buffer on every turn of its loop. Under load that is nearly one
+message per event, a third of a worker's cost outside the event loop (docs/performance.md). Here
+events are sent twice a second. Must not: decide about attempts or retries.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ _LAST_EVENTS_S = 5.0
 #: Held while a request is accepted and while the end of acknowledgements is declared.
 _gate = threading.Lock()
 _too_late = threading.Event()
-#: Of the request that this thread runs: `is_left`, and the `end` that replaces its success event.
+#: For the request that this thread runs: `is_left`, and the `end` that replaces its success event.
 _this_thread = threading.local()
 
 
 def is_left_to_another() -> bool:
-    """Whether this thread's request was not acknowledged, so that the broker delivers it again."""
+    """Whether this thread's request stays unacknowledged, so that the broker delivers it again."""
     return getattr(_this_thread, "is_left", False)
 
 
 def end_as(event: str | None, text: str) -> str:
     """Let the running task end in Flower by this event, not as a success; return the text.
 
-    Nothing is raised: an exception of a task costs Celery 0.9 ms (traceback, pickling, logging), a
-    value that is returned 0.02 ms.
+    The task returns instead of raising: an exception costs Celery 0.9 ms (traceback, pickling,
+    logging), a return value 0.02 ms.
 
     Args:
         event: Celery's event, such as `task-failed`; None sends none.
-        text: Shown beside it in Flower.
+        text: Shown beside the event in Flower.
     """
     _this_thread.end = (event, text)
     return text
@@ -57,7 +57,7 @@ class WorkerRequest(Request):
     """A request that is acknowledged and executed, or neither; `end_as` decides its last event."""
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
-        """Acknowledge, unless it is too late; called in the thread that then runs the task."""
+        """Acknowledge, unless the connection ends; called in the thread that then runs the task."""
         _this_thread.end = None
         with _gate:
             _this_thread.is_left = _too_late.is_set()
@@ -83,11 +83,11 @@ class LastAcknowledgements(bootsteps.StartStopStep):
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
     def start(self, parent: Any) -> None:
-        """Let tasks start; also after a reconnect."""
+        """Let tasks start; called again after a reconnect."""
         _too_late.clear()
 
     def stop(self, parent: Any) -> None:
-        """Let no further task start, then acknowledge those that did."""
+        """Let no further task start, then acknowledge the started ones."""
         with _gate:
             _too_late.set()
         if parent.hub is None:
@@ -96,14 +96,14 @@ class LastAcknowledgements(bootsteps.StartStopStep):
             try:
                 pending()
             except OSError:
-                # The connection is lost: the broker delivers these messages again.
+                # The connection is lost, so the broker delivers these messages again.
                 continue
 
     terminate = stop
 
 
 class BatchedTaskEvents(bootsteps.StartStopStep):
-    """Replaces the flush on every turn by one every half second, until the last task has ended."""
+    """Flushes events every half second, not on every turn, until the last task has ended."""
 
     requires = ("celery.worker.consumer.events:Events",)
 
@@ -113,7 +113,7 @@ class BatchedTaskEvents(bootsteps.StartStopStep):
         super().__init__(parent, **kwargs)
 
     def start(self, parent: Any) -> None:
-        """Take over the dispatcher that `Events` has just made; also after a reconnect."""
+        """Take over the dispatcher that `Events` has just made; called again after a reconnect."""
         if parent.event_dispatcher is None:
             return
         _publish_once(parent.event_dispatcher)
@@ -145,8 +145,8 @@ class BatchedTaskEvents(bootsteps.StartStopStep):
 class DrainEvents:
     """Sends events while a worker drains and Celery's loop has already ended.
 
-    Without it the tasks that finish after SIGTERM would stay "started" in Flower for ever, and the
-    worker's number of active tasks as it was at the signal.
+    Otherwise tasks that finish after SIGTERM would stay "started" in Flower for ever, and the
+    worker's number of active tasks would stay as at the signal.
     """
 
     def __init__(self, dispatcher: Any) -> None:
@@ -161,7 +161,7 @@ class DrainEvents:
         self._thread.join(_LAST_EVENTS_S)
 
     def _run(self) -> None:
-        # Celery has just sent "worker-offline", too early: due at once is a correction.
+        # Celery has just sent "worker-offline", too early: a heartbeat at once corrects that.
         heartbeat_due_at = 0.0
         while not self._is_over.wait(_EVERY_S):
             if time.monotonic() >= heartbeat_due_at:
@@ -169,7 +169,7 @@ class DrainEvents:
                 heartbeat_due_at = time.monotonic() + _HEARTBEAT_S
             self._dispatcher.flush()
         self._dispatcher.flush()
-        # Flower's metrics take the number of active tasks from heartbeats only.
+        # Flower's metrics read the number of active tasks from heartbeats only.
         self._send("worker-heartbeat")
         self._send("worker-offline")
 
@@ -188,8 +188,8 @@ def _publish_once(dispatcher: Any) -> None:
     """Raise an error when the connection is lost, so that Celery reconnects.
 
     Celery's own heartbeat events ask for retries. Kombu 5.7 then declares the exchange on the dead
-    channel again and again: the worker's main loop hung there for ever after RabbitMQ had closed
-    the connection of a process that was frozen for a while.
+    channel without end: the worker's main loop hung there after RabbitMQ had closed the connection
+    of a process that was frozen for a while.
     """
     publish = dispatcher._publish
 

@@ -1,7 +1,7 @@
-"""Which model endpoints a worker may call: its settings decide, whatever a message says.
+"""The model endpoints that a worker may call: only its settings decide, never a message.
 
-Used by the runtime for every attempt, and by the heartbeats, which tell what it may call. Must
-not: hand out keys, or look anything up in the network.
+Used by the runtime for every attempt, and for the list of endpoints in heartbeats. Must not: hand
+out keys, or look anything up in the network.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from pipeline.settings import Settings
 def allowed_endpoints(
     base_url: str | tuple[str, ...] | None, settings: Settings
 ) -> tuple[str, ...]:
-    """Return the endpoints to call: those that a request names, if they may be, or the worker's.
+    """Return the endpoints to call: those of the request if they are allowed, or the worker's.
 
     Raises:
-        ModelBadRequest: There is none, or this worker may not use one that is named.
+        ModelBadRequest: No endpoint is named, or this worker may not call a named one.
     """
     urls = urls_of(base_url) or urls_of(settings.llm.base_url)
     if not urls:
@@ -42,13 +42,13 @@ def allowed_endpoints(
 
 
 def announced_endpoints(settings: Settings) -> tuple[str, ...]:
-    """Return what this worker may call besides loopback, as it tells it to everybody."""
-    told: list[str] = []
+    """Return the endpoints that this worker may call besides loopback, without credentials."""
+    announced: list[str] = []
     for url in _known(settings):
-        # One that cannot be read is reported by the first attempt that would call it.
+        # A URL that cannot be parsed fails the first attempt that would call it.
         with suppress(ValueError):
-            told.append(without_credentials(url))
-    return tuple(dict.fromkeys(told))
+            announced.append(without_credentials(url))
+    return tuple(dict.fromkeys(announced))
 
 
 def _known(settings: Settings) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""One attempt, straight down: run the agent, score, say what came of it.
+"""One attempt, step by step: run the agent, score, return the completion.
 
 Called by the Celery task through the event loop. A bad rollout is an outcome, not an exception:
 only cancellation leaves `execute` without a completion. Must not: retry an attempt, or know Celery.
@@ -47,15 +47,15 @@ _POLICY_LIMITS = frozenset(
 
 
 async def execute(request: RolloutRequest, runtime: Runtime) -> Completion:
-    """Run one attempt; whatever goes wrong with it becomes part of the completion.
+    """Run one attempt; its errors become part of the completion.
 
     Raises:
-        asyncio.CancelledError: The worker was told to stop it, because it is no longer wanted.
+        asyncio.CancelledError: The attempt was cancelled because it is no longer wanted.
     """
     attempt = Attempt(request, runtime.worker_id, redactor=runtime.redactor)
     with runtime.in_flight.entered(attempt), runtime.activity.counted(attempt):
         try:
-            # What no boundary below has named is no reason to leave the rollout without an outcome.
+            # Errors outside the boundaries below also become an outcome of the rollout.
             with boundary(AgentError, "unexpected"):
                 await run_agent(attempt, runtime)
                 await score_trajectory(attempt)
@@ -69,7 +69,7 @@ async def execute(request: RolloutRequest, runtime: Runtime) -> Completion:
 
 
 async def run_agent(attempt: Attempt, runtime: Runtime) -> None:
-    """Let the agent work until it answers, or a budget or the wall clock ends it."""
+    """Run the agent until it answers, or until a budget or the wall clock ends."""
     request = attempt.request
     with boundary(ContractError, "agent_setup"):
         agent = runtime.agent_for(request)
@@ -93,16 +93,16 @@ async def run_agent(attempt: Attempt, runtime: Runtime) -> None:
 
 
 async def score_trajectory(attempt: Attempt) -> None:
-    """Score what the agent did; a scorer that fails is tried again without the agent.
+    """Score the trajectory; a scorer that fails is tried again without the agent.
 
     Raises:
-        RewardError: It failed every time.
-        ContractError: It gave something that is no reward.
+        RewardError: The scorer failed every time.
+        ContractError: The scorer's result is no reward.
     """
     request = attempt.request
     if request.reward is None:
-        # Agents that judge themselves (coding, swe: by the task's tests) have left their verdict.
-        attempt.reward = _verdict(attempt.trajectory.final_reward)
+        # Some agents (coding, swe) set the reward themselves, by the task's tests.
+        attempt.reward = _own_reward(attempt.trajectory.final_reward)
         return
     attempt.enter("scoring")
     scorer = Scorer(request.reward, request.reward_config, request.limits.reward_timeout_s)
@@ -155,13 +155,13 @@ def _require_tools_worked(trajectory: Trajectory) -> None:
 
 
 def _require_judge(agent: Any, attempt: Attempt, error: RolloutError) -> None:
-    """Fail a trajectory that was cut off before the agent, its only judge, came to its verdict."""
+    """Raise the error if the agent was cut off before it could set the reward itself."""
     if attempt.request.reward is None and getattr(agent, "judges_itself", False):
         raise error
 
 
 def _require_scored(attempt: Attempt, error: RolloutError, stop_reason: StopReason) -> None:
-    """Note why the trajectory ended, unless the run wants this end to fail."""
+    """Record the stop reason; raise the error instead if the run fails on it."""
     scored: tuple[ErrorClass, ...] = attempt.request.scored
     if error.error_class not in scored:
         raise error
@@ -169,11 +169,11 @@ def _require_scored(attempt: Attempt, error: RolloutError, stop_reason: StopReas
     attempt.trajectory.metadata["stop_reason"] = str(stop_reason)
 
 
-def _verdict(value: float | None) -> float | None:
-    """Return a verdict that can be stored.
+def _own_reward(value: float | None) -> float | None:
+    """Return the agent's own reward as it is stored.
 
     Raises:
-        ContractError: It is no finite number.
+        ContractError: The reward is no finite number.
     """
     if value is None:
         return None

@@ -1,7 +1,7 @@
-"""Ends that foreign code may not bring about: of the event loop, or of a task by nobody's wish.
+"""The guard against exits and cancellations that foreign code raises by itself.
 
-Around agents and scorers, inside `boundary`. Must not: catch a cancellation that somebody asked
-for, nor what is an ordinary exception.
+Used around agents and scorers, inside `boundary`. Must not: catch a cancellation that the worker
+asked for, or an ordinary exception.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from pipeline.contract.errors import RolloutError
 
 @contextmanager
 def guard_exits(error_type: type[RolloutError], who: str) -> Iterator[None]:
-    """Make an error of this rollout of an exit or a cancellation that its code raised by itself.
+    """Turn an exit or a cancellation that foreign code raised by itself into a rollout error.
 
     An exit would end the event loop, and with it all other attempts of this worker. A cancellation
-    would end the attempt without an outcome, as if it were no longer wanted.
+    would end the attempt without an outcome, as if the attempt were no longer wanted.
     """
     try:
         yield

@@ -1,7 +1,7 @@
 """Heartbeats: the attempts that this worker holds and the lag of its event loop, every few seconds.
 
-A thread asks the event loop for the list, so a blocked loop sends no heartbeat and the leases of
-its attempts end, as they should. New attempts are announced after `announce_s`. Rejected messages
+A thread asks the event loop for the list. So a blocked loop sends no heartbeat, and the leases of
+its attempts end, as intended. New attempts are announced after `announce_s`. Rejected messages
 travel in heartbeats to the collector, which keeps them as dead letters.
 """
 
@@ -22,18 +22,18 @@ from workers.process.loop import LoopThread
 
 log = logging.getLogger(__name__)
 
-#: A loop that does not answer for this long is reported, with the stack it is stuck in.
+#: A loop that does not respond for this long is logged, with the stack that blocks it.
 _BLOCKED_S = 1.0
-#: A flood of forged messages must not fill the memory.
+#: Rejected messages kept; forged ones must not fill the memory.
 _MOST_REJECTED = 50
-#: With base64 and the rest of a heartbeat this stays below the limit of SQS.
+#: Length of a rejected message that keeps the heartbeat, in base64, below the limit of SQS.
 _MOST_REJECTED_CHARS = 2_000
 
 
 class RejectedMessages:
-    """Messages that this worker rejected and cannot answer; when it is full the oldest are dropped.
+    """Messages that this worker rejected and cannot answer; the oldest are dropped when it is full.
 
-    Filled by task threads, emptied when a heartbeat was sent.
+    Filled by task threads, emptied after a heartbeat was sent.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class RejectedMessages:
         self._lock = threading.Lock()
 
     def add(self, reason: str, raw: str) -> None:
-        """Keep a request; of a long one its beginning."""
+        """Keep a request, or the beginning of a long one."""
         raw = storable(raw[:_MOST_REJECTED_CHARS])
         with self._lock:
             self._waiting.append(RejectedMessage(kind="request", reason=reason, raw=raw))
@@ -52,7 +52,7 @@ class RejectedMessages:
             return tuple(self._waiting)
 
     def forget(self, count: int) -> None:
-        """Drop the oldest: the broker has them."""
+        """Drop the oldest messages, after a heartbeat with them was sent."""
         with self._lock:
             for _ in range(min(count, len(self._waiting))):
                 self._waiting.popleft()
@@ -106,8 +106,8 @@ class Heartbeats(threading.Thread):
         """Send heartbeats when they are due."""
         while not self._closing.wait(self._announce_s / 2):
             if self._is_due():
-                self._beat()
-        self._beat(final=True)
+                self._send()
+        self._send(final=True)
         self._publisher.close()
 
     def close(self) -> None:
@@ -116,18 +116,18 @@ class Heartbeats(threading.Thread):
         self.join(timeout=10)
 
     def _is_due(self) -> bool:
-        asked = time.monotonic()
-        if asked >= self._due_at:
+        asked_at = time.monotonic()
+        if asked_at >= self._due_at:
             return True
         try:
             waited_s = self._loop.call(self._in_flight.oldest_unannounced_s, timeout_s=_BLOCKED_S)
         except TimeoutError:
             self._report_blocked()
             return False
-        self._lag_s = time.monotonic() - asked
+        self._lag_s = time.monotonic() - asked_at
         return waited_s >= self._announce_s
 
-    def _beat(self, *, final: bool = False) -> None:
+    def _send(self, *, final: bool = False) -> None:
         try:
             running, activity = self._loop.call(
                 lambda: (() if final else self._in_flight.beats(), self._activity()),

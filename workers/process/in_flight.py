@@ -1,7 +1,7 @@
 """The attempts that this worker is executing.
 
-Written on the event loop; heartbeats, cancellation and shutdown read it through the loop. Must not:
-be used from another thread directly.
+Written on the event loop; heartbeats, cancellation and shutdown read the list through the loop.
+Must not: be used from another thread directly.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pipeline.contract.messages import AttemptBeat, AttemptKey
 from workers.process.attempt import Attempt
 
-#: Finished attempts that are remembered, to recognise a second delivery.
+#: Finished attempts that are kept to recognise a second delivery.
 _REMEMBERED = 10_000
 
 
@@ -33,7 +33,7 @@ class InFlight:
         return len(self._running)
 
     def knows(self, key: AttemptKey) -> bool:
-        """Whether this attempt runs here or ran here recently: a second delivery is skipped."""
+        """Whether this attempt runs here or ran here recently; its second delivery is skipped."""
         return key in self._running or key in self._recent
 
     @contextmanager
@@ -64,7 +64,7 @@ class InFlight:
         )
 
     def oldest_unannounced_s(self) -> float:
-        """Return the longest time that an attempt has been running without being in a heartbeat."""
+        """Return the longest time that a running attempt has not been in a heartbeat."""
         if not self.unannounced:
             return 0.0
         now = asyncio.get_running_loop().time()
@@ -80,7 +80,7 @@ class InFlight:
         return len(found)
 
     def hand_back_all(self) -> int:
-        """Stop everything; each attempt ends with a `worker_stopped` completion."""
+        """Cancel all attempts; each ends with a `worker_stopped` completion."""
         self._handed_back.update(self._running)
         for _, task in self._running.values():
             task.cancel()

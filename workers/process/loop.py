@@ -1,6 +1,7 @@
 """The worker process's one event loop, in a thread of its own.
 
-Task threads hand their coroutine over and wait. Must not: be blocked; the heartbeat watches that.
+Task threads submit a coroutine and wait for its result. Must not: be blocked; heartbeats report
+that.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """An event loop (uvloop where there is one) running in a thread."""
+    """An event loop (uvloop where installed) running in a thread."""
 
     def __init__(self) -> None:
         self._loop = _new_loop()
@@ -28,34 +29,34 @@ class LoopThread:
         self._thread.start()
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run a coroutine on the loop; from any thread."""
+        """Run a coroutine on the loop; callable from any thread."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def call(self, function: Callable[[], T], *, timeout_s: float) -> T:
-        """Call a function on the loop and return what it does.
+        """Call a function on the loop and return its result.
 
         Raises:
-            TimeoutError: The loop did not get to it: something blocks it.
+            TimeoutError: The loop is blocked and did not call the function in time.
         """
-        answer: Future[T] = Future()
+        future: Future[T] = Future()
 
         def run() -> None:
-            if answer.set_running_or_notify_cancel():
+            if future.set_running_or_notify_cancel():
                 try:
-                    answer.set_result(function())
-                # Handed to the caller, whatever it is.
+                    future.set_result(function())
+                # The caller gets every exception.
                 except BaseException as error:
-                    answer.set_exception(error)
+                    future.set_exception(error)
 
         self._loop.call_soon_threadsafe(run)
         try:
-            return answer.result(timeout_s)
+            return future.result(timeout_s)
         except TimeoutError:
-            answer.cancel()
+            future.cancel()
             raise
 
     def where(self) -> str:
-        """Return the stack the loop's thread is in: what blocks it."""
+        """Return the current stack of the loop's thread, which shows the blocking call."""
         frame = sys._current_frames().get(self._thread.ident or 0)
         return "".join(traceback.format_stack(frame)) if frame else "(not running)"
 
@@ -70,7 +71,7 @@ class LoopThread:
             try:
                 return self._loop.run_forever()
             except (SystemExit, KeyboardInterrupt) as error:
-                # Of a task that foreign code made: its exit would take all attempts along.
+                # From a task that foreign code made; the exit would end all attempts.
                 log.error("A task tried to end the process by %r; the event loop goes on.", error)
 
 

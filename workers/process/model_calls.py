@@ -1,7 +1,7 @@
 """The model calls of one attempt: made through the shared client, recorded as they happen.
 
-An agent gets one of these as its `llm_generate_func`. What it records is kept when the agent fails,
-whatever kind of agent it is. Must not: retry; the client does.
+An agent gets a `ModelCalls` as its `llm_generate_func`. The recorded calls are kept when the agent
+fails, for every kind of agent. Must not: retry; the client does.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from workers.core.model_response import ModelResponse
 
 
 class ModelClient(Protocol):
-    """What a model client does."""
+    """A client of one model endpoint, or of several replicas."""
 
     async def generate(
         self, messages: Sequence[Mapping[str, Any]], **options: Any
     ) -> ModelResponse:
-        """Ask for one answer."""
+        """Request one response."""
         ...
 
 
@@ -30,9 +30,9 @@ class ModelCalls:
     Args:
         client: The shared client of the endpoint.
         model: Model of calls that name none.
-        defaults: Sampling parameters below those of the agent.
-        overrides: Sampling parameters above those of the agent: what the run asks for.
-        on_call: Told the number of each call as it begins.
+        defaults: Sampling parameters that the agent may override.
+        overrides: Sampling parameters of the run, which override those of the agent.
+        on_call: Called with the number of each call as it begins.
     """
 
     def __init__(
@@ -53,24 +53,24 @@ class ModelCalls:
         self.calls: list[ModelCall] = []
         self.prompt_tokens = 0
         self.completion_tokens = 0
-        #: The conversation as the model last saw it, its answer included: what is left of an
-        #: agent that kept no trajectory of its own.
+        #: The messages of the last call and its response: the only conversation of an agent that
+        #: keeps no trajectory.
         self.last_messages: list[dict[str, Any]] = []
 
     async def __call__(
         self, messages: Sequence[Mapping[str, Any]], **options: Any
     ) -> ModelResponse:
-        """Ask for one answer; an `llm_generate_func`."""
+        """Request one response; an `llm_generate_func`."""
         return await self.generate(messages, **options)
 
     async def generate(
         self, messages: Sequence[Mapping[str, Any]], **options: Any
     ) -> ModelResponse:
-        """Ask for one answer and record the call.
+        """Request one response and record the call.
 
         Raises:
-            ModelError: As the client does.
-            AgentError: The attempt has ended without the agent.
+            ModelError: The client's error.
+            AgentError: The attempt has ended, but its agent goes on.
         """
         if self._closed:
             raise AgentError("The attempt has ended: no further model call is made.")
@@ -85,12 +85,12 @@ class ModelCalls:
         return response
 
     def close(self) -> None:
-        """Refuse further calls: the attempt has ended, even if its agent has not."""
+        """Reject further calls: the attempt has ended, even if its agent has not."""
         self._closed = True
 
     @property
     def versions(self) -> list[int]:
-        """The policy versions that answered."""
+        """The policy versions of the responses."""
         return [call.policy_version for call in self.calls if call.policy_version is not None]
 
     def _record(self, response: ModelResponse) -> None:

@@ -1,4 +1,4 @@
-"""The outbox: completions are gathered briefly, sent together, and kept until the broker has them.
+"""The outbox: collects completions briefly, sends them together, keeps them until they are sent.
 
 Filled by the event loop, emptied by a thread. Completions that are unsent when the worker must end
 are written to a folder (the spool); the next worker that starts there sends them.
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 #: Long enough to gather completions that end together, short compared with any rollout.
 _LINGER_S = 0.1
 _MOST = 64
-#: A message stays below what SQS takes (256 KiB, base64 included).
+#: Size of the bodies that keeps a message, in base64, below the limit of SQS (256 KiB).
 _MOST_BYTES = 180_000
 _MAX_BACKOFF_S = 5.0
 #: A completion unsent for longer than this is reported in heartbeats, so that its lease is renewed.
@@ -31,13 +31,13 @@ _AWAY_S = 1.0
 
 
 class Outbox(threading.Thread):
-    """Sends completions until told to stop, then sends the rest.
+    """Sends completions until closed, then sends the rest.
 
     Args:
-        publisher: A connection of its own.
-        payloads: Where large bodies go, before the message.
+        publisher: A connection that no other thread uses.
+        payloads: The store that large bodies are written to before their message is sent.
         inline_max_bytes: Largest body that travels in a message; -1 sends none.
-        spool: Folder for what could not be sent before the end.
+        spool: Folder for completions that could not be sent before the end.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Outbox(threading.Thread):
         )
 
     def close(self, *, timeout_s: float) -> None:
-        """Send what is left; after `timeout_s` write it to the spool instead."""
+        """Send the remaining completions; after `timeout_s` write them to the spool instead."""
         self._give_up_at = time.monotonic() + timeout_s
         self._closing.set()
         self._queue.put(None)  # the end

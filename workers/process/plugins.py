@@ -1,7 +1,7 @@
 """User code: modules that register agents, tools and rewards when they are imported.
 
-Loaded once, at the start of a worker, from its own settings; a message can only name what they
-registered.
+Loaded once, when a worker starts, from the worker's settings. A message can only name agents, tools
+and rewards that are registered.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def load_plugins(names: Sequence[str]) -> None:
     """Import modules by dotted name, or files by path.
 
     Raises:
-        ConfigError: One cannot be imported; says which and why.
+        ConfigError: A plug-in cannot be imported; the message names it and the cause.
     """
     for name in names:
         try:

@@ -1,6 +1,6 @@
-"""Library trajectories as wire records; the only file that knows both.
+"""Conversion between the library's trajectories and stored records; the only file that knows both.
 
-Used by the attempt when it ends, well or not, and to score a stored one again. Must not: know the
+Used by an attempt when it ends or fails, and to score a stored trajectory again. Must not: know the
 broker.
 """
 
@@ -13,12 +13,12 @@ from pipeline.contract.trajectory import TrajectoryRecord
 from workers.core.trajectory import StepType, Trajectory, TrajectoryStep
 from workers.process.model_calls import ModelCalls
 
-#: Kept on their own in the record, so not once more among the metadata.
+#: Metadata that the record already holds in `tools` and `messages`.
 _OWN_FIELDS = frozenset({"tools", "system_prompt"})
 
 
 def record_of(trajectory: Trajectory, calls: ModelCalls | None) -> TrajectoryRecord:
-    """Return what an attempt did, also where the agent kept no trajectory."""
+    """Return the record of an attempt, also where the agent kept no trajectory."""
     messages = trajectory.get_messages() if trajectory.steps else []
     if not messages and calls is not None:
         messages = calls.last_messages
@@ -36,7 +36,7 @@ def record_of(trajectory: Trajectory, calls: ModelCalls | None) -> TrajectoryRec
 
 
 def trajectory_of(record: TrajectoryRecord, request_id: str) -> Trajectory:
-    """Return the trajectory that a record was made of, as a scorer wants to see it."""
+    """Return the trajectory that a record was made from, for a scorer."""
     metadata = dict(record.metadata)
     if record.tools:
         metadata["tools"] = record.tools
@@ -46,7 +46,7 @@ def trajectory_of(record: TrajectoryRecord, request_id: str) -> Trajectory:
         messages = messages[1:]
     steps = [TrajectoryStep.from_dict(step) for step in record.steps]
     if not steps:
-        # The agent kept no trajectory of its own: the conversation is all there is.
+        # The agent kept no trajectory: the conversation is the only source.
         steps = [_step_of(message) for message in messages]
     return Trajectory(
         request_id,
@@ -60,7 +60,7 @@ def trajectory_of(record: TrajectoryRecord, request_id: str) -> Trajectory:
 
 
 def stop_reason_of(trajectory: Trajectory) -> StopReason:
-    """Return why a trajectory ended; an agent's own word that is not known is `answered`."""
+    """Return the stop reason of a trajectory; an unknown one of the agent counts as `answered`."""
     try:
         return StopReason(trajectory.metadata.get("stop_reason", StopReason.ANSWERED))
     except ValueError:
@@ -68,6 +68,6 @@ def stop_reason_of(trajectory: Trajectory) -> StopReason:
 
 
 def _step_of(message: dict[str, Any]) -> TrajectoryStep:
-    said = message.get("role") == "assistant"
-    kind = StepType.THOUGHT if said else StepType.OBSERVATION
+    is_by_model = message.get("role") == "assistant"
+    kind = StepType.THOUGHT if is_by_model else StepType.OBSERVATION
     return TrajectoryStep(kind, str(message.get("content") or ""), {"chat_message": message})

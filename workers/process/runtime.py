@@ -1,7 +1,7 @@
 """The objects that all attempts of a worker share: agents, model clients, the in-flight list.
 
 Built once by `run_worker`, used by `execution.py`. A base URL that the worker's settings do not
-allow is rejected here. Must not: send a key to another endpoint than the one it is configured for.
+allow is rejected here. Must not: send a key to an endpoint that the key is not configured for.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from workers.rewards.registry import get_reward
 if TYPE_CHECKING:
     from workers.llm.chat_client import ChatClient
 
-#: Distinct agent configurations kept ready; a worker serves few runs at a time.
+#: Agent configurations and clients that are cached; a worker serves few runs at a time.
 _MAX_AGENTS = 64
 
 
@@ -55,13 +55,13 @@ class UnclockedLimiter:
         self.note_rate_limited = limiter.note_rate_limited
 
     async def acquire(self, estimated_tokens: int) -> CallLease:
-        """Wait until a call of about this size may be made."""
+        """Wait until the limits allow a call of about this many tokens."""
         lease = self._limiter.acquire_at_once(estimated_tokens)
         return lease or await off_the_clock(self._limiter.acquire(estimated_tokens))
 
 
 class Runtime:
-    """Shared by all attempts of a worker; used on the event loop only.
+    """The objects that all attempts of a worker share; used on the event loop only.
 
     Args:
         settings: The worker's settings.
@@ -99,7 +99,7 @@ class Runtime:
 
         Raises:
             ValueError: An unknown agent or tool.
-            ContractError: An unknown reward, or an option that does not fit.
+            ContractError: An unknown reward, or an unknown option or one of a wrong type.
         """
         key = orjson.dumps(
             [
@@ -158,7 +158,7 @@ class Runtime:
         return ReplicatedClient(self._replicas, cast("dict[str, ChatClient]", clients))
 
     def _client(self, base_url: str, model: str, request: RolloutRequest) -> ModelClient:
-        # Clients are cheap: they share connections. Each has the limiter of one run.
+        # Clients share connections, so they are cheap. Each has the limiter of one run.
         key = (base_url, model, request.run, request.weight)
         client = self._clients.get(key)
         if client is None:

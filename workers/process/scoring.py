@@ -1,4 +1,4 @@
-"""Scoring a trajectory: that of an attempt, or a stored one again without its agent.
+"""The scoring of a trajectory: of an attempt, or of a stored record without its agent.
 
 Used by `execution.py` and by the Celery task `rollout.rescore`. A scorer that fails is tried again.
 Must not: run an agent, or turn a failure into a value.
@@ -51,13 +51,13 @@ class Scorer:
     async def score(
         self, trajectory: Trajectory, prompt: Mapping[str, Any]
     ) -> tuple[float, tuple[RewardPart, ...]]:
-        """Return the reward and its parts, the whole first.
+        """Return the reward and its parts; the first part is the reward itself.
 
         Raises:
-            RewardError: It failed every time.
-            ContractError: Its result is no reward, or no reward has this name.
+            RewardError: The scorer failed every time.
+            ContractError: The scorer's result is no reward, or no reward has this name.
         """
-        # Outside the retries: a name that is unknown stays unknown.
+        # Outside the retries, because an unknown name stays unknown.
         with boundary(RewardError):
             version = get_reward(self.name).version
         loop = asyncio.get_running_loop()
@@ -73,7 +73,7 @@ class Scorer:
         return result.value, _parts(self.name, result, version, (loop.time() - started) * 1000)
 
     def failed(self, error_class: ErrorClass) -> RewardPart:
-        """Return the part that says that there is no reward."""
+        """Return the part that records the failure of this scorer."""
         try:
             version = get_reward(self.name).version
         except (ContractError, ImportError):

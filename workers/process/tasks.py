@@ -1,6 +1,6 @@
 """The Celery tasks `rollout.run` and `rollout.rescore`, and the command that stops attempts.
 
-A task thread hands the attempt to the event loop, waits for its end, and puts the completion into
+A task thread submits the attempt to the event loop and waits for its end; the completion goes to
 the outbox. The task's return value is the one line that operators see in Flower. Must not: decide
 anything about a rollout.
 """
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 #: Characters of an error's message in Flower, which keeps many tasks in memory.
 _MAX_MESSAGE_CHARS = 300
 
-#: Ends of a delivery that runs nothing; another delivery of the same task reports its outcome.
+#: Texts of a delivery that runs nothing; another delivery of the same task reports the outcome.
 _LEFT = "left to another worker, which gets it again"
 _DUPLICATE = "duplicate delivery, not run again"
 
@@ -56,7 +56,7 @@ def register_tasks(
     signer: Signer,
     rejected: RejectedMessages,
 ) -> None:
-    """Define the application's tasks, bound to this process."""
+    """Register the application's tasks, bound to the objects of this process."""
 
     async def run_attempt(request: RolloutRequest) -> Completion | None:
         if runtime.in_flight.knows(request.key):
@@ -73,7 +73,7 @@ def register_tasks(
             signer.check(message, signature, REQUEST)
             request = parse_message(RolloutRequest, message)
         except Forged as error:
-            # No completion: it would end an attempt that another worker may be running.
+            # Send no completion: it would end an attempt that another worker may be running.
             log.error("A request was rejected: %s", error)
             rejected.add(str(error), message)
             return end_as("task-failed", f"forged request: {error}")
@@ -89,7 +89,7 @@ def register_tasks(
         try:
             completion = future.result()
         except BaseException:
-            # Cancelled by name (fenced), or the pool is being torn down.
+            # Cancelled by its label (fenced), or the thread pool is shutting down.
             if future.cancelled():
                 return end_as("task-revoked", "stopped: no longer wanted")
             raise
@@ -126,7 +126,7 @@ def register_tasks(
 
 
 def describe(completion: Completion) -> str:
-    """Return the line that operators see of the running task; an error makes it a failed task."""
+    """Return the line that operators see for the task; an error ends the task as failed."""
     tokens = completion.prompt_tokens + completion.completion_tokens
     if (error := completion.error) is not None:
         is_handed_back = error.error_class is ErrorClass.WORKER_STOPPED
@@ -162,7 +162,7 @@ def reserved_beats(requests: Any) -> tuple[AttemptBeat, ...]:
 
 
 def _malformed(message: str, error: MalformedMessage, worker_id: str) -> Completion | None:
-    """Return the completion of a malformed request; None if it does not name its attempt."""
+    """Return the completion of a malformed request; None if the request names no attempt."""
     try:
         data = orjson.loads(message)
         return Completion(

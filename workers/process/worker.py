@@ -1,7 +1,8 @@
-"""The worker process: Celery's thread pool in front, one event loop behind it.
+"""The worker process: Celery's thread pool takes requests, one event loop executes them.
 
-Started by `rollout worker`. SIGTERM drains: the worker takes no new requests, running attempts may
-finish for `drain_s`, and the rest is handed back and costs no attempt. Has no database credentials.
+Started by `rollout worker`. SIGTERM drains: the worker takes no new requests and running attempts
+may finish within `drain_s`. The rest is handed back and uses no attempt. Must not: hold database
+credentials.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from workers.sandbox.kinds import set_default_kind
 
 log = logging.getLogger(__name__)
 
-#: Time to give the broker the last completions, after the last attempt has ended.
+#: Time to send the last completions, after the last attempt has ended.
 _FLUSH_S = 20.0
 _CLOSE_S = 5.0
 
@@ -50,7 +51,7 @@ def run_worker(settings: Settings, *, ready: Callable[[str], None] = lambda _: N
 
     Args:
         settings: Concurrency, queues, plug-ins, model endpoint, drain time.
-        ready: Called with the worker's id when it takes requests.
+        ready: Called with the worker's id when the worker takes requests.
 
     Raises:
         ConfigError: A plug-in cannot be loaded, or the broker's URL cannot be used.
