@@ -282,6 +282,6 @@ def _lost(attempt: SilentAttempt, code: str) -> Completion:
         error=ErrorRecord(
             error_class=ErrorClass.WORKER_LOST,
             code=code,
-            message=f"Nothing was heard of it any more; last seen at {where}.",
+            message=f"No message named the attempt within its lease; last seen at {where}.",
         ),
     )

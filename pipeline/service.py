@@ -65,8 +65,8 @@ def run_service(service: Service, stop: threading.Event) -> None:
 def spare_garbage_collection() -> None:
     """Exclude all loaded objects from garbage collection, and collect the others less often.
 
-    Called by a process that is ready to work. Most of what it allocates is freed without the
-    collector, which at its defaults takes a quarter of a worker's event loop.
+    Called by a process that is ready to work. Most later objects are freed without the collector,
+    which at its defaults takes a quarter of a worker's event loop.
     """
     gc.collect()
     gc.freeze()

@@ -55,7 +55,7 @@ def may_call(url: str, known: Iterable[str]) -> bool:
     Raises:
         ValueError: The URL cannot be parsed.
     """
-    return is_loopback(url) or any(same_endpoint(url, one) for one in known)
+    return is_loopback(url) or any(same_endpoint(url, allowed) for allowed in known)
 
 
 def without_credentials(url: str) -> str:

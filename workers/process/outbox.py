@@ -168,7 +168,7 @@ class Outbox(threading.Thread):
         self._spool.mkdir(parents=True, exist_ok=True)
         path = self._spool / f"{part[0].label}-{len(part)}.frame"
         path.write_bytes(encode_completions(part))
-        log.error("%d completions could not be sent and lie in %s.", len(part), path)
+        log.error("%d completions could not be sent and are in %s.", len(part), path)
 
     def _send_spooled(self) -> None:
         for path in sorted(self._spool.glob("*.frame")):
