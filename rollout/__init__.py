@@ -1,8 +1,8 @@
 """Durable rollouts for agentic RL and evaluation: the names that users import.
 
-The command line lives below this package and puts producers, pipeline and workers together. Each
-name is loaded when it is first used, so importing the package costs nothing. Must not be imported
-by the packages that it puts together.
+The subpackages of `rollout` are the command line, which combines producers, pipeline and workers.
+Each public name is loaded at its first use, so that importing the package is fast. Must not be
+imported by producers, pipeline or workers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m rollout`: the command line where the console script is not on PATH.
+"""`python -m rollout`: the command line, even if the console script is not on PATH.
 
 Child processes are started this way, so they run with the same interpreter.
 """

@@ -1,7 +1,7 @@
-"""The command `rollout`: which commands there are, and how they end.
+"""The command `rollout`: the table of its commands, and their exit codes and error messages.
 
 The console script calls `main`. A command's module is imported when the command is called, so that
-help and completion answer at once. Must not: know what a command does.
+help and completion are fast. Must not: contain the work of a command.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ COMMANDS: Final = {
         "list": ("listing:list_", "List agents, tools or rewards with their options."),
         "run": ("run:run", "Run a dataset through an agent here, and wait."),
         "submit": ("submit:submit", "Enqueue a dataset for workers that run elsewhere."),
-        "resume": ("run:resume", "Go on with a run that was interrupted."),
+        "resume": ("run:resume", "Resume a run that was interrupted."),
     },
     "Runs": {
         "runs": ("runs:runs", "List the runs, newest first."),
-        "status": ("runs:status", "Say how far a run is, and what it waits for."),
+        "status": ("runs:status", "Show a run's progress and the reasons for its waits."),
         "watch": ("runs:watch", "Follow a run until it is done."),
         "show": ("show:show", "Show a run, a group or a rollout."),
         "samples": ("samples:samples", "Print a few rollouts: question, answer, reward, error."),
@@ -54,19 +54,19 @@ COMMANDS: Final = {
     "Trainer": {
         "pull": ("batches:pull", "Lease the batch of a trainer step."),
         "commit": ("batches:commit", "Consume the batches of all steps up to this one."),
-        "export": ("batches:export", "Write a run's rollouts to a file, one in each line."),
+        "export": ("batches:export", "Write a run's rollouts to a file, one per line."),
     },
     "Services": {
-        "up": ("servers:up", "Start servers, a controller and workers, which stay."),
-        "down": ("servers:down", "Stop all that runs for this data directory."),
-        "ps": ("servers:ps", "List servers and processes, and start none."),
-        "worker": ("workers:worker", "Run agents and score what they do, many at once."),
+        "up": ("servers:up", "Start servers, a controller and workers in the background."),
+        "down": ("servers:down", "Stop all servers and processes of this data directory."),
+        "ps": ("servers:ps", "List servers and processes; starts nothing."),
+        "worker": ("workers:worker", "Run agents and score their rollouts, many at once."),
         "controller": ("workers:controller", "Run dispatcher, collector and reconciler."),
         "limits": ("limits:limits", "Limit the calls to a model endpoint, live."),
         "flower": ("dashboard:flower", "Show live tasks in the browser, by Flower."),
         "offline-policy": (
             "policy:offline_policy",
-            "Serve a stand-in for a model: it follows rules.",
+            "Serve a stand-in for a model, which answers from rules.",
         ),
     },
     "Maintenance": {
@@ -87,7 +87,7 @@ app = typer.Typer(
     help="Durable rollouts for agentic RL and evaluation.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    # Boxes are for people: a pipe gets plain text, whatever FORCE_COLOR or a CI say.
+    # Boxes only on a terminal: a pipe gets plain text, even with FORCE_COLOR or in a CI.
     rich_markup_mode="rich" if sys.stdout.isatty() else None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -119,7 +119,7 @@ def rollout(
         typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True),
     ] = False,
 ) -> None:
-    """Hold what all commands share."""
+    """Take the options that all commands share."""
     ctx.obj = GlobalFlags(data_dir=data_dir, profile=profile, log_level=log_level)
 
 
@@ -128,8 +128,8 @@ def main(argv: list[str] | None = None) -> None:
     write_in_any_encoding()
     code = run_command(sys.argv[1:] if argv is None else argv)
     if code == EXIT_INTERRUPTED:
-        # Where the interruption hit code that was compiled from a string, CPython remembers it
-        # and would end by a signal, although it was handled.
+        # If the interruption hit code that was compiled from a string, CPython would end by
+        # SIGINT although the exception was handled.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -137,7 +137,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def run_command(arguments: list[str]) -> int:
-    """Run one command and return its exit code; every failure is reported, none escapes."""
+    """Run one command and return its exit code; every exception is reported here."""
     as_json = "--json" in arguments
     try:
         return _invoke(arguments)
@@ -148,10 +148,10 @@ def run_command(arguments: list[str]) -> int:
         print_error(E_INTERRUPTED, "Interrupted.", as_json=as_json)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has seen enough; the interpreter must not complain at exit.
+        # The reader of our output has closed it; avoid an error message at interpreter exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
-    # Broad on purpose: the last stop before the interpreter; whatever comes here is our bug.
+    # Broad on purpose: the outermost handler. Any exception that reaches it is our bug.
     except Exception as error:
         return _report(error, as_json=as_json)
 
@@ -159,7 +159,7 @@ def run_command(arguments: list[str]) -> int:
 def _invoke(arguments: list[str]) -> int:
     if "_ROLLOUT_COMPLETE" in os.environ:
         app(arguments, prog_name="rollout")
-    # Not `app(...)`: that has ends of its own for interruptions and closed pipes.
+    # Not `app(...)`, because it handles interruptions and closed pipes itself.
     command: Any = typer.main.get_command(app)
     try:
         with command.make_context("rollout", list(arguments)) as context:
@@ -177,10 +177,10 @@ def _report(error: Exception, *, as_json: bool) -> int:
     if format_message is None:
         traceback.print_exception(error)
         first_line = (str(error).splitlines() or [""])[0]
-        what = f"This is a bug: {type(error).__name__}: {first_line}"
-        print_error(E_BUG, what, remedy="Please report it with the traceback.", as_json=as_json)
+        message = f"This is a bug: {type(error).__name__}: {first_line}"
+        print_error(E_BUG, message, remedy="Please report it with the traceback.", as_json=as_json)
         return 1
-    # A usage error of the option parser, whichever package it comes from.
+    # A usage error of the option parser, of typer or of click.
     context = getattr(error, "ctx", None)
     path = context.command_path if context else "rollout"
     if type(error).__name__ == "NoArgsIsHelpError":

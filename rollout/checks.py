@@ -1,4 +1,4 @@
-"""Checks of this machine and of the configured services; each problem comes with its remedy.
+"""Checks of this machine and of the configured services; each problem has a remedy.
 
 Used by `rollout doctor`. Must not: change anything.
 """
@@ -44,7 +44,7 @@ _SANDBOX_REMEDY = (
     "For coding agents and python_tests: install bubblewrap and allow user namespaces."
 )
 
-#: What each optional package is for.
+#: The purpose of each optional package.
 _OPTIONAL = {
     "pyarrow": "Parquet files",
     "datasets": "Hugging Face datasets",
@@ -55,7 +55,7 @@ _OPTIONAL = {
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing looked at."""
+    """The result of one check."""
 
     name: str
     status: Literal["ok", "warning", "failed"]
@@ -65,7 +65,7 @@ class Check:
 
 
 def run_checks(ctx: typer.Context) -> Iterator[Check]:
-    """Yield one check after the other; without readable settings only those that need none."""
+    """Yield the checks; with unreadable settings only those that need no settings."""
     yield _python()
     yield _packages()
     yield _names()
@@ -105,8 +105,8 @@ def _python() -> Check:
 
 def _packages() -> Check:
     missing = [
-        f"{name} ({what})"
-        for name, what in _OPTIONAL.items()
+        f"{name} ({purpose})"
+        for name, purpose in _OPTIONAL.items()
         if importlib.util.find_spec(name) is None
     ]
     if not missing:
@@ -115,7 +115,7 @@ def _packages() -> Check:
 
 
 def _names() -> Check:
-    """Say what hides our packages from commands (by PYTHONPATH) or from scripts of this folder."""
+    """Find files that hide our packages from commands (by PYTHONPATH) or from scripts here."""
     everywhere, here = find_hidden(), find_hidden(Path.cwd())
     if not here:
         return Check("names", "ok", "nothing hides our packages")
@@ -166,7 +166,7 @@ def _broker(settings: Settings) -> Check:
     connection = broker.connect()
     try:
         connection.ensure_connection(max_retries=1, timeout=_PROBE_S)
-    # Whatever a transport raises here means the same: nobody to talk to.
+    # All these errors mean that the broker does not answer.
     except (OSError, OperationalError, *connection.connection_errors) as error:
         raise broker.unavailable(error) from error
     finally:
@@ -244,5 +244,5 @@ def _sandbox(settings: Settings) -> Check:
 
 
 def _existing(path: Path) -> Path:
-    """Return the path, or the nearest folder above that is there."""
+    """Return the path, or its nearest existing parent."""
     return next(folder for folder in (path, *path.parents) if folder.is_dir())

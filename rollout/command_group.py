@@ -1,7 +1,7 @@
 """The group of all commands: listed from a table, imported when one of them is called.
 
-Used by `app.py`. The help has the same groups in plain text as Typer draws on a terminal. Must not:
-know which commands there are.
+`app.py` uses it. The plain-text help has the same groups as Typer's help on a terminal. Must not:
+contain the names of commands.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typer.core import TyperCommand, TyperGroup
 
 
 class CommandGroup(TyperGroup):
-    """Commands in groups; a subclass gives the table."""
+    """Commands in groups; a subclass sets the table."""
 
-    #: Titles of groups → names of commands → where the function is, first line of the help.
+    #: Titles of groups → names of commands → place of the function, first line of the help.
     table: ClassVar[Mapping[str, Mapping[str, tuple[str, str]]]] = {}
 
     def __init__(self, **options: Any) -> None:

@@ -1,8 +1,8 @@
-"""Where a command works: settings, private servers where none are named, an open store.
+"""The environment of a command: settings, private servers where no URL is set, an open store.
 
-The composition root of the command line. Without a database or broker URL the private servers of
-the data directory are started on demand. Commands that start processes let them stay until
-`rollout down`; all others borrow them, and stop them again if nobody else wants them (ADR 0028).
+This is the composition root of the command line. Without a database or broker URL the private
+servers of the data directory are started on demand. Commands that start background processes keep
+the servers until `rollout down`. All others borrow them: the last borrower stops them (ADR 0028).
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ class Deployment:
         return transact(self.engine, work)
 
     def find_run(self, name: str) -> Run:
-        """Return the run of this name, of a unique beginning of it, or `@last`.
+        """Return the run with this name, with this unique prefix, or for `@last` the newest.
 
         Raises:
-            NotFound: There is none, or there are several.
+            NotFound: No run matches, or several do.
         """
         from pipeline.store.runs import get_run
 
         return self.transact(lambda connection: get_run(connection, name))
 
     def find_exactly(self, slug: str) -> Run | None:
-        """Return the run of exactly this name, None if there is none."""
+        """Return the run with exactly this name, or None."""
         try:
             found = self.find_run(slug)
         except NotFound:
@@ -69,7 +69,7 @@ def settings_of(ctx: typer.Context, overrides: Mapping[str, Any] | None = None) 
     """Return the settings with the flags of this call; the data directory is absolute.
 
     Raises:
-        ConfigError: A setting cannot work.
+        ConfigError: A setting is invalid.
     """
     from pipeline.settings import load_settings
 
@@ -78,7 +78,7 @@ def settings_of(ctx: typer.Context, overrides: Mapping[str, Any] | None = None) 
 
 
 def settings_flags(ctx: typer.Context) -> dict[str, Any]:
-    """Return the settings that stand before the command, nested like the settings."""
+    """Return the settings given by options before the command, nested like the settings."""
     flags: GlobalFlags = ctx.obj or GlobalFlags()
     return {
         "data_dir": str(flags.data_dir) if flags.data_dir else None,
@@ -95,14 +95,14 @@ def private_services(settings: Settings) -> EmbeddedServices:
 
 
 def with_broker(settings: Settings) -> Settings:
-    """Return settings that name a broker, starting the private one if need be."""
+    """Return settings with a broker URL; start the private broker if necessary."""
     if not settings.embedded_broker:
         return settings
     return _with_url(settings, "broker", private_services(settings).start_redis())
 
 
 def with_database(settings: Settings) -> Settings:
-    """Return settings that name a database, starting the private one if need be."""
+    """Return settings with a database URL; start the private database if necessary."""
     if not settings.embedded_database:
         return settings
     return _with_url(settings, "database", private_services(settings).start_postgres())
@@ -112,15 +112,15 @@ def with_database(settings: Settings) -> Settings:
 def borrowed(
     settings: Settings, *, database: bool = False, broker: bool = False
 ) -> Iterator[Settings]:
-    """Yield settings that name the servers; private ones run at least for as long as this block."""
+    """Yield settings with the servers' URLs; private servers run at least during the block."""
     services = private_services(settings)
     with ExitStack() as stack:
         if database and settings.embedded_database:
             server = stack.enter_context(services.borrow_postgres())
-            settings = _with_url(settings, "database", _told(server, "PostgreSQL").url)
+            settings = _with_url(settings, "database", _announced(server, "PostgreSQL").url)
         if broker and settings.embedded_broker:
             server = stack.enter_context(services.borrow_redis())
-            settings = _with_url(settings, "broker", _told(server, "Redis").url)
+            settings = _with_url(settings, "broker", _announced(server, "Redis").url)
         yield settings
 
 
@@ -128,24 +128,24 @@ def borrowed(
 def open_deployment(
     settings: Settings, *, broker: bool = False, create: bool = False, stay: bool = True
 ) -> Iterator[Deployment]:
-    """Open the store, migrated: a private one by us, one that is named by its owner.
+    """Open the store: a private one is migrated here, another must be migrated already.
 
     Args:
         settings: As `settings_of` returns them.
-        broker: Whether a broker is needed too.
-        create: Whether a data directory may be made; else an empty one is an error.
-        stay: Whether private servers go on afterwards, until `rollout down`.
+        broker: Whether the command needs a broker too.
+        create: Whether a data directory may be created; else a missing one is an error.
+        stay: Whether private servers go on after the block, until `rollout down`.
 
     Raises:
         ConfigError: The broker's URL is of no known kind.
-        NotFound: There is no private store here, and none may be made.
-        SchemaOutdated: The named database was not migrated.
-        StoreUnavailable: It does not answer.
+        NotFound: There is no private store here, and `create` is false.
+        SchemaOutdated: The configured database was not migrated.
+        StoreUnavailable: The database does not answer.
     """
     if broker and not settings.embedded_broker:
         from pipeline.queue.broker import broker_of
 
-        broker_of(settings)  # said before anything is started that could not use it
+        broker_of(settings)  # an error must come before any server is started
     is_private = settings.embedded_database
     if is_private and not create:
         _require_data(settings.data_dir)
@@ -161,7 +161,7 @@ def open_deployment(
 
 
 def engine_of(settings: Settings) -> Engine:
-    """Return an engine for the database the settings name."""
+    """Return an engine for the database in the settings."""
     from pipeline.store.engine import open_engine
 
     assert settings.database.url is not None
@@ -174,7 +174,7 @@ def engine_of(settings: Settings) -> Engine:
 
 @contextmanager
 def borrowed_store(settings: Settings) -> Iterator[Engine]:
-    """Connect to the database as it is; a private one runs at least for as long as this block."""
+    """Connect to the database without migrating it; a private one runs during the block."""
     with borrowed(settings, database=True) as settings:
         engine = engine_of(settings)
         try:
@@ -185,13 +185,13 @@ def borrowed_store(settings: Settings) -> Iterator[Engine]:
 
 @contextmanager
 def opened(ctx: typer.Context, **options: Any) -> Iterator[Deployment]:
-    """Open the deployment for this call alone; options are those of `open_deployment`."""
+    """Open the deployment for this command only; options are those of `open_deployment`."""
     with open_deployment(settings_of(ctx), stay=False, **options) as deployment:
         yield deployment
 
 
-def _told(server: Borrowed, title: str) -> Borrowed:
-    """Say that a server runs for this command only, and let no ordinary signal keep it running."""
+def _announced(server: Borrowed, title: str) -> Borrowed:
+    """Note that a server runs for this command only; exit on signals, so that it is stopped."""
     if server.is_temporary:
         note(f"The private {title} server runs for this command only: `rollout up` keeps it.")
         for number in (signal.SIGTERM, signal.SIGHUP):

@@ -1,7 +1,7 @@
-"""The model endpoints as the command line sees them: do they answer, and with which models.
+"""Checks of the model endpoints by the command line: whether they answer, and with which models.
 
-Used by `run`, `resume` and `doctor`. Bounded requests; a key goes only to endpoints that the
-caller's settings or options name.
+`run`, `resume` and `doctor` use it. Requests are bounded in time and size. A key is sent only to
+endpoints in the caller's settings or options.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ PROBE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What an endpoint said to `GET /models`; `error` None: it answered as it should."""
+    """An endpoint's answer to `GET /models`; `error` is None after a valid answer."""
 
     models: tuple[str, ...] = ()
     status: int | None = None
     error: str | None = None
-    right_url: str | None = None  #: the base URL that was meant, where this one is none
+    right_url: str | None = None  #: the URL with /v1, if the endpoint answers only there
 
     @property
     def is_reachable(self) -> bool:
-        """Whether somebody answered, be it with a refusal."""
+        """Whether a server answered, even with an error status."""
         return self.status is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """Where a run's own workers call a model, and which; None: the endpoint serves several."""
+    """The endpoints and the model of a run's own workers; model None means several models."""
 
     urls: tuple[str, ...]
     model: str | None
@@ -54,7 +54,7 @@ def endpoints_of(settings: Settings, base_url: str | tuple[str, ...] | None) -> 
     """Return the endpoints that a local run uses.
 
     Raises:
-        ConfigError: None is named.
+        ConfigError: Neither the run nor the settings have an endpoint.
     """
     urls = urls_of(base_url) or urls_of(settings.llm.base_url)
     if not urls:
@@ -69,16 +69,16 @@ def endpoints_of(settings: Settings, base_url: str | tuple[str, ...] | None) -> 
 
 
 def find_endpoints(settings: Settings, config: RunConfig, *, named: Collection[str]) -> Endpoints:
-    """Return the endpoints of a local run and the model to ask them for; they were asked.
+    """Probe the endpoints of a local run; return them with the model.
 
     Args:
-        settings: Their endpoints and model are those of runs that name none.
-        config: What the run asks for.
-        named: Endpoints that the caller's own options name.
+        settings: Their endpoints and model are the defaults.
+        config: The run's configuration.
+        named: Endpoints in the caller's own options.
 
     Raises:
-        ConfigError: No endpoint is named, or its base URL lacks its /v1.
-        ServiceUnavailable: Nobody answers at any of them.
+        ConfigError: No endpoint is configured, or its base URL lacks its /v1.
+        ServiceUnavailable: None of the endpoints answers.
     """
     urls = endpoints_of(settings, config.base_url)
     models = require_endpoints(settings, urls, named=named)
@@ -89,10 +89,10 @@ def find_endpoints(settings: Settings, config: RunConfig, *, named: Collection[s
 def worker_environment(
     settings: Settings, endpoints: Endpoints, *, named: Collection[str]
 ) -> dict[str, str]:
-    """Return the variables by which our own workers may call the endpoints of their run.
+    """Return the environment variables that allow our own workers to call their run's endpoints.
 
-    A key in the settings belongs to the endpoint in the settings; where they name none, to what
-    the caller's options name. Any other endpoint is called without a key.
+    A key in the settings belongs to the endpoint in the settings. If the settings have none, the
+    key belongs to the endpoints in the caller's options. Other endpoints are called without a key.
     """
     own = urls_of(settings.llm.base_url)
     variables: dict[str, str] = {}
@@ -112,12 +112,12 @@ def worker_environment(
 
 
 def probe(settings: Settings, base_url: str, *, named: Collection[str] = ()) -> Probe:
-    """Ask an endpoint for its models, for at most two seconds; four where the URL may lack /v1.
+    """Ask an endpoint for its models, for at most two seconds; four if the URL may lack /v1.
 
     Args:
-        settings: Their key goes to the endpoints that they name.
+        settings: Their key is sent to their endpoints.
         base_url: The endpoint.
-        named: Endpoints that the key is for where the settings name none.
+        named: Endpoints that get the key if the settings have none.
     """
     owners = urls_of(settings.llm.base_url) or named
     key = settings.llm.api_key if _is_among(base_url, owners) else None
@@ -135,11 +135,11 @@ def probe(settings: Settings, base_url: str, *, named: Collection[str] = ()) -> 
 def require_endpoints(
     settings: Settings, urls: tuple[str, ...], *, named: Collection[str]
 ) -> tuple[str, ...]:
-    """Return the models that the endpoints list; one that is down is only noted beside others.
+    """Return the models that the endpoints list; if only some are down, a warning is printed.
 
     Raises:
         ConfigError: A base URL lacks its /v1.
-        ServiceUnavailable: Nobody answers at any of them.
+        ServiceUnavailable: None of the endpoints answers.
     """
     with ThreadPoolExecutor(len(urls)) as threads:
         probes = list(threads.map(lambda url: probe(settings, url, named=named), urls))
@@ -201,8 +201,8 @@ def _is_among(url: str, urls: Collection[str]) -> bool:
 def _opener(base_url: str) -> Any:
     class NoRedirects(urllib.request.HTTPRedirectHandler):
         def redirect_request(self, *_: Any) -> None:
-            """Follow none: it would carry the key to an address that nobody named."""
+            """Follow no redirect, because it would send the key to an unconfigured address."""
 
-    # A proxy has no business with what is on this machine.
+    # Loopback addresses are called without a proxy.
     handlers = [urllib.request.ProxyHandler({})] if is_loopback(base_url) else []
     return urllib.request.build_opener(NoRedirects, *handlers)

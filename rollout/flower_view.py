@@ -1,6 +1,6 @@
-"""What Flower shows beside its events: a note on every page, and the end of what dead workers held.
+"""Additions to Flower's pages: a note on every page, and the end of dead workers' tasks.
 
-Used by `dashboard.py`, in Flower's event loop. Must not: ask the store or a worker.
+`dashboard.py` uses it, in Flower's event loop. Must not: query the store or a worker.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LOST = "worker_lost: nothing was heard of {} for {:g} s. What became of it: rol
 
 
 def note_since(started_at: datetime) -> str:
-    """Return what the page can show and what it cannot."""
+    """Return the note about the contents of the page."""
     return (
         f"Flower shows what workers reported since {started_at:%Y-%m-%d %H:%M:%S} UTC, when it "
         "started; earlier tasks are not here. A task is one attempt: one that failed may be tried "
@@ -41,25 +41,25 @@ def templates_with(note: str, folder: str) -> BaseLoader:
 
 
 class SilentWorkers:
-    """Ends in Flower's view what workers held that are silent for longer than their lease.
+    """Marks the tasks of workers as failed that are silent for longer than their lease.
 
-    A worker that stops says so itself. A killed one cannot: its tasks would stay "started" and its
-    number of active tasks what it was. If it was only cut off and its tasks succeed after all,
-    their own events take precedence.
+    A worker that stops sends an event. A killed worker sends none, so Flower would show its tasks
+    as started for ever. If the worker was only disconnected, later events of its tasks take
+    precedence.
 
     Args:
         state: Flower's `EventsState`; used in its event loop only.
-        lease_s: Silence after which the reconciler gives up a worker's attempts, too.
+        lease_s: Silence after which the reconciler, too, treats a worker's attempts as lost.
     """
 
     def __init__(self, state: Any, lease_s: float) -> None:
         self._state = state
         self._lease_s = lease_s
-        #: When a worker was first found silent; None: its tasks are ended.
+        #: Worker → monotonic time at which its silence was noticed; None: its tasks are ended.
         self._silent_since: dict[str, float | None] = {}
 
     def look(self) -> None:
-        """End the tasks of workers that are silent for too long by now."""
+        """End the tasks of workers that have been silent for too long."""
         now = time.monotonic()
         for name, worker in list(self._state.workers.items()):
             if worker.alive:
@@ -81,7 +81,7 @@ class SilentWorkers:
         metrics.worker_online.labels(name).set(0)
 
     def _lost(self, label: str, task: Any, heard_at: float | None) -> dict[str, Any]:
-        # Every event of a worker counts as a sign of life at its timestamp: this one is none.
+        # Flower treats an event's timestamp as a time when the worker was alive, so use an old one.
         at = heard_at or task.timestamp
         return {
             "type": "task-failed",

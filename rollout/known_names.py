@@ -1,7 +1,7 @@
-"""Whether the agents, tools and rewards a run names exist here, and take the options it gives them.
+"""Checks that a run's agents, tools and rewards exist here and accept their options.
 
-`run` refuses names that its own workers would not know; `submit` can only warn. Options of what is
-known here are refused by both. Imports the plug-ins, as a worker does.
+`run` rejects names that its own workers would not know; `submit` can only warn. Both reject invalid
+options of known names. The check imports the plug-ins, as a worker does.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def find_unknown(config: RunConfig, *, plugins: Sequence[str]) -> list[str]:
 
     Raises:
         ConfigError: A plug-in cannot be loaded.
-        InputError: What is registered here does not take an option.
+        InputError: A name that is registered here does not accept an option.
     """
     load_plugins(plugins)
     found: list[str] = []
@@ -49,7 +49,7 @@ def require_known(config: RunConfig, *, plugins: Sequence[str]) -> None:
     """Check every name of a run, and the options.
 
     Raises:
-        InputError: One is not registered here, or does not take an option.
+        InputError: A name is not registered here, or does not accept an option.
     """
     unknown = find_unknown(config, plugins=plugins)
     if unknown:

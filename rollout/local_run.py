@@ -1,6 +1,6 @@
-"""A run on this machine: what it needs is started, its dataset enqueued, and its end waited for.
+"""A run on this machine: start processes, enqueue the dataset, wait for the end.
 
-Used by `rollout run` and `resume`. An interruption drains the workers; servers and results stay.
+`rollout run` and `resume` use it. An interruption drains the workers; servers and results stay.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ EXIT_INTERRUPTED = 130
 
 @dataclass(frozen=True, slots=True)
 class LocalOptions:
-    """How much of a run happens in this command."""
+    """Options for the processes and the wait of this command."""
 
     workers: Annotated[int, typer.Option(min=0, help="Worker processes to start here.")] = 1
     wait: Annotated[
         bool,
-        typer.Option("--wait/--detach", help="Wait for the end, or leave it to the background."),
+        typer.Option("--wait/--detach", help="Wait for the end, or run in the background."),
     ] = True
     wait_timeout_s: Annotated[
         float | None,
         typer.Option(
             "--wait-timeout",
             min=0,
-            help="Longest wait, in seconds; then its processes are stopped.",
+            help="Longest wait, in seconds; then the run's processes are stopped.",
         ),
     ] = None
 
@@ -68,14 +68,14 @@ def run_dataset(
     *,
     on_enqueued: Callable[[dict[str, Any]], None],
 ) -> RunStatus | None:
-    """Run a dataset; return its figures at the end, None if it is left to the background.
+    """Run a dataset; return the final status, None if the run is left in the background.
 
     Args:
-        settings: Of this process.
-        options: The dataset and what is asked of it.
-        worker: How workers are run.
-        local: What happens here.
-        on_enqueued: Told the document of `rollout submit --json`.
+        settings: The settings of this process.
+        options: The dataset and the run's configuration.
+        worker: Options of the workers.
+        local: Options for the processes and the wait of this command.
+        on_enqueued: Called with the document of `rollout submit --json`.
     """
     asked = run_config(options, settings.run)
     plugins = worker.plugin or settings.worker.plugins
@@ -111,10 +111,10 @@ def resume_run(
     *,
     base_urls: tuple[str, ...],
 ) -> RunStatus | None:
-    """Go on with a run, as `run_dataset` does; `base_urls` are its endpoints from now on, if any.
+    """Resume a run, as `run_dataset` does; `base_urls`, if any, replace its endpoints.
 
     Raises:
-        NotAllowed: Not all of its prompts were enqueued.
+        NotAllowed: Some of its prompts were not enqueued.
     """
     with open_deployment(settings) as deployment:
         found = _resumable(deployment, name)
@@ -135,7 +135,7 @@ def resume_run(
 def _as_stored(
     settings: Settings, asked: RunConfig, stored: RunConfig, here: Endpoints
 ) -> RunConfig:
-    """Fill in what this call leaves open from what the run's first call settled."""
+    """Fill fields that this call leaves open with the values that the first call stored."""
     fields = ("base_url", "model")
     settled = {name: getattr(stored, name) for name in fields if getattr(asked, name) is None}
     if asked.queue == DEFAULT_REQUEST_QUEUE:
@@ -171,14 +171,14 @@ def _run_here(
     """Start processes, begin a run, wait for it, stop the processes.
 
     Args:
-        settings: Of this process.
+        settings: The settings of this process.
         slug: The run's name.
-        settle: Says what the run asks for, before anything is started for it.
+        settle: Returns the run's configuration, before processes are started.
         begin: Begins the run.
         here: The endpoints that answered, and their model.
-        named: Endpoints that the options name.
-        worker: How workers are run.
-        local: What happens here.
+        named: Endpoints in the caller's options.
+        worker: Options of the workers.
+        local: Options for the processes and the wait of this command.
     """
     signal.signal(signal.SIGTERM, _interrupt)
     with open_deployment(settings, broker=True, create=True) as deployment:
@@ -187,7 +187,7 @@ def _run_here(
         called = Endpoints(urls_of(config.base_url) or here.urls, config.model or here.model)
         environment = worker_environment(settings, called, named=named)
         if local.wait:
-            # What ends with this run leaves other runs alone: their rollouts, tokens and errors.
+            # Processes that end with this run must not take other runs' rollouts.
             environment |= {"ROLLOUT_DISPATCH__RUNS": json.dumps([slug])}
         processes = LocalProcesses(deployment.settings, environment, stays=not local.wait)
         try:
@@ -215,12 +215,12 @@ def _run_here(
             raise
         finally:
             processes.stop()
-        # The workers' last figures came while they were stopped.
+        # Read the status again, because the workers' last completions came while they stopped.
         return deployment.transact(lambda connection: run_status(connection, found))
 
 
 def _drain(processes: LocalProcesses, settings: Settings) -> None:
-    """Stop the processes, and say meanwhile what is waited for."""
+    """Stop the processes, and print a note about the wait."""
     try:
         note(
             f"Stopping: what is under way may finish for {settings.worker.drain_s:g} s. "

@@ -1,6 +1,6 @@
-"""Where log lines go: stderr, one format.
+"""The logging configuration: stderr, one format.
 
-Called by commands that run for long; the others are quiet.
+Long-running commands call it; the others do not log.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 
-#: Libraries that tell every request, connection or step at INFO.
+#: Libraries that log every request, connection or step at INFO.
 _TALKATIVE = ("alembic", "amqp", "asyncio", "botocore", "httpcore", "httpx", "openai", "urllib3")
 
 

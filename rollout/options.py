@@ -1,6 +1,6 @@
-"""Options and arguments that several commands share, and commands that take them as one value.
+"""Options and arguments that several commands share, and `takes`, which passes them as one value.
 
-Used by the command modules. Must not: import anything heavy; it is loaded for `--help`.
+The command modules use it. Must not: import slow modules, because `--help` loads this one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 RunName = Annotated[
     str,
-    typer.Argument(metavar="RUN", help="A run's name, a unique beginning of it, or @last."),
+    typer.Argument(metavar="RUN", help="A run's name, a unique prefix of a name, or @last."),
 ]
 Json = Annotated[
     bool, typer.Option("--json", help="Print one JSON document; errors too.", show_default=False)
@@ -33,7 +33,7 @@ DryRun = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class GlobalFlags:
-    """What stands before the command; None where it was not given."""
+    """The options before the command; None means not given."""
 
     data_dir: Path | None = None
     profile: str | None = None
@@ -42,7 +42,7 @@ class GlobalFlags:
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """How workers are run; None leaves it to the settings."""
+    """Options of workers; None means the value of the settings."""
 
     concurrency: Annotated[
         int | None,
@@ -60,7 +60,7 @@ def parse_error_class(name: str | None) -> ErrorClass | None:
     """Return the error class of this name.
 
     Raises:
-        InputError: There is none.
+        InputError: No error class has this name.
     """
     if name is not None and name not in list(ErrorClass):
         raise InputError(
@@ -70,10 +70,10 @@ def parse_error_class(name: str | None) -> ErrorClass | None:
 
 
 def takes(options: type[Any], parameter: str) -> Callable[[F], F]:
-    """Give a command the fields of a dataclass as options, and the function one value of it.
+    """Add the fields of a dataclass to a command as options; the function gets one object.
 
-    `@takes(WorkerOptions, "workers")` turns the parameter `workers` into `--concurrency` and
-    `--plugin`, in its place.
+    `@takes(WorkerOptions, "workers")` replaces the parameter `workers` by `--concurrency` and
+    `--plugin`.
     """
     hints = get_type_hints(options, include_extras=True)
     fields = dataclasses.fields(options)
@@ -103,7 +103,7 @@ def takes(options: type[Any], parameter: str) -> Callable[[F], F]:
         command.__name__ = function.__name__
         command.__doc__ = function.__doc__
         command.__module__ = function.__module__
-        # Keyword-only, so that an option without a default may follow one that has one.
+        # Keyword-only, so that an option without a default may follow one with a default.
         command.__signature__ = inspect.Signature(  # pyright: ignore[reportFunctionMemberAccess]
             [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]
         )

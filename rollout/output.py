@@ -1,7 +1,7 @@
-"""What commands print: JSON documents, tables, errors, questions.
+"""The output of commands: JSON documents, tables, errors, questions.
 
-Answers go to stdout, everything else to stderr. Text that came from a model or a dataset goes
-through `safe_text`, so that it cannot drive a terminal.
+Results go to stdout, everything else to stderr. Text from models or datasets goes through
+`safe_text`, so that it cannot send control codes to the terminal.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 E_MUST_ASK = "E131"
 
-#: Control characters other than tab and newline, and those that turn the direction of writing.
+#: Control characters except tab and newline, and those that change the writing direction.
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 def write_in_any_encoding() -> None:
-    """Let no text fail for want of a character where the locale is not UTF-8."""
+    """Escape characters that the locale's encoding lacks, instead of an error."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and not _writes_unicode(stream):
             stream.reconfigure(errors="replace")
@@ -33,7 +33,7 @@ def write_in_any_encoding() -> None:
 
 def print_json(document: Any) -> None:
     """Print one document on stdout."""
-    # A terminal must not be driven by what stands in a text; a program wants the text.
+    # Escape control codes for a terminal only; a program needs the text unchanged.
     is_escaped = sys.stdout.isatty() or not _writes_unicode(sys.stdout)
     text = json.dumps(document, ensure_ascii=is_escaped, default=str)
     sys.stdout.write(text + "\n")
@@ -46,7 +46,7 @@ def fields(value: object, *names: str) -> dict[str, Any]:
 
 
 def print_answer(document: Any, text: str, *, as_json: bool) -> None:
-    """Print a document for a program, else a sentence for a person."""
+    """Print a JSON document or a sentence."""
     if as_json:
         print_json(document)
     else:
@@ -56,7 +56,7 @@ def print_answer(document: Any, text: str, *, as_json: bool) -> None:
 def print_error(
     code: str, what: str, why: str = "", remedy: str = "", *, as_json: bool = False
 ) -> None:
-    """Print what went wrong, why, and what to do."""
+    """Print an error with its reason and remedy."""
     message = " ".join(part for part in (what, why) if part)
     if as_json:
         print_json({"error": {"code": code, "message": message, "remedy": remedy}})
@@ -67,13 +67,13 @@ def print_error(
 
 
 def note(text: str) -> None:
-    """Say something beside the answer."""
+    """Print a note to stderr."""
     sys.stderr.write(safe_text(text) + "\n")
     sys.stderr.flush()
 
 
 def safe_text(text: str) -> str:
-    """Return text with everything that could drive a terminal made visible."""
+    """Return text with all terminal control codes escaped."""
     return _UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
@@ -101,7 +101,7 @@ def print_table(
     title: str | None = None,
     right: Iterable[str] = (),
 ) -> None:
-    """Print rows under headings on stdout; columns named in `right` hold numbers."""
+    """Print rows under headings on stdout; columns in `right` are aligned to the right."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -116,10 +116,10 @@ def print_table(
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask before something that cannot be taken back.
+    """Ask for confirmation of an irreversible action.
 
     Raises:
-        NotAllowed: Nobody is there to answer, or the answer is no.
+        NotAllowed: The input is not a terminal, or the answer is no.
     """
     if yes:
         return
@@ -140,10 +140,10 @@ def _writes_unicode(stream: TextIO) -> bool:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """Return a figure for a table, a dash where there is none."""
+    """Return a figure for a table, a dash for None."""
     return "–" if value is None else f"{value:.{digits}f}"
 
 
 def counts(by_name: dict[str, int]) -> str:
-    """Return `3 failed, 2 queued` for the names that have any."""
+    """Return `3 failed, 2 queued`; names with a count of 0 are left out."""
     return ", ".join(f"{n} {name}" for name, n in by_name.items() if n) or "none"

@@ -1,6 +1,6 @@
-"""How fast a run goes, seen by whoever watches it: rollouts and tokens per second, time to the end.
+"""The pace of a run: rollouts and tokens per second, and the remaining time.
 
-Used by `progress.py`. Must not: read a clock.
+`panel.py` uses it. Must not: read a clock.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
-#: Figures are those of so many seconds at most, so that they follow what changes.
+#: The rates are those of the last seconds, so that they follow changes.
 _WINDOW_S = 120.0
-#: Less than this says nothing yet.
+#: Shorter periods give no useful rate.
 _LEAST_S = 1.0
 
 
@@ -21,31 +21,31 @@ class _Look(NamedTuple):
 
 
 class Pace:
-    """Remembers what was seen in the last two minutes."""
+    """Keeps the figures of the last two minutes."""
 
     def __init__(self) -> None:
         self._looks: deque[_Look] = deque()
 
     def add(self, at_s: float, *, done: int, tokens: int) -> None:
-        """Note how many rollouts are done, and how many tokens they took, at a moment."""
+        """Add the numbers of finished rollouts and of their tokens at a time."""
         self._looks.append(_Look(at_s, done, tokens))
         while at_s - self._looks[0].at_s > _WINDOW_S:
             self._looks.popleft()
 
     @property
     def rollouts_per_s(self) -> float | None:
-        """Rollouts that ended in a second; None: too early to say."""
+        """Rollouts that ended per second; None while the period is too short."""
         first, last = self._looks[0], self._looks[-1]
         return self._rate(last.done - first.done)
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Tokens of attempts that ended in a second; None: too early to say."""
+        """Tokens of ended attempts per second; None while the period is too short."""
         first, last = self._looks[0], self._looks[-1]
         return self._rate(last.tokens - first.tokens)
 
     def left_s(self, n_open: int) -> float | None:
-        """Return the time to the end at this pace; None while nothing has ended."""
+        """Return the remaining time at this pace; None while no rollout has ended."""
         rate = self.rollouts_per_s
         return n_open / rate if rate and rate > 0 else None
 

@@ -1,6 +1,6 @@
-"""What is shown of a run while a command waits for it: a live view on a terminal, lines elsewhere.
+"""The display of a run's progress: a live view on a terminal, otherwise lines.
 
-Used by `progress.py`. All goes to stderr.
+`progress.py` uses it. All output goes to stderr.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LINE_EVERY_S = 10.0
 
 @contextmanager
 def display() -> Iterator[Show]:
-    """Give a function that shows a run's figures."""
+    """Yield a function that shows a run's status."""
     pace = Pace()
     if not sys.stderr.isatty():
         yield _Lines(pace).show
@@ -42,7 +42,7 @@ def display() -> Iterator[Show]:
 
 
 class _Lines:
-    """A line now and then, for logs."""
+    """Prints a line at intervals, for logs."""
 
     def __init__(self, pace: Pace) -> None:
         self._pace = pace

@@ -1,6 +1,6 @@
-"""pass@k: how likely one of k tries solves a prompt, estimated from n tries without bias.
+"""pass@k: an unbiased estimate, from n rollouts, of the probability that one of k is correct.
 
-Used by the demo's summary. Pure.
+The demo's summary uses it. Pure.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from math import comb
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:
-    """Return the chance that k of n tries, drawn without replacement, hold a correct one.
+    """Return the probability that k of n tries, drawn without replacement, include a correct one.
 
-    The estimator of Chen et al. 2021: `1 - C(n - correct, k) / C(n, k)`.
+    The estimator is that of Chen et al. 2021: `1 - C(n - correct, k) / C(n, k)`.
     """
     if not 0 <= correct <= n or not 1 <= k <= n:
         raise ValueError(f"no pass@{k} of {correct} correct in {n}")
@@ -20,6 +20,6 @@ def pass_at_k(n: int, correct: int, k: int) -> float:
 
 
 def mean_pass_at_k(groups: Iterable[tuple[int, int]], k: int) -> float | None:
-    """Return pass@k averaged over groups of (tries, correct); None without a group of k tries."""
+    """Return the mean pass@k over groups of (tries, correct); None if no group has k tries."""
     rates = [pass_at_k(n, correct, k) for n, correct in groups if n >= k]
     return sum(rates) / len(rates) if rates else None

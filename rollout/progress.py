@@ -1,6 +1,6 @@
-"""Waiting for a run, until it is done or has failed; `panel.py` shows it meanwhile.
+"""Waits for a run until it is done or has failed; `panel.py` shows the progress.
 
-Used by `run`, `resume`, `watch` and the demo.
+`run`, `resume`, `watch` and the demo use it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rollout.deployment import Deployment
 from rollout.panel import display
 
 _REFRESH_S = 0.5
-#: Notifications come with every commit; looking at each would be work for nothing.
+#: Shortest time between two queries: notifications come with every commit.
 _THROTTLE_S = 0.05
 
 
@@ -30,18 +30,18 @@ def wait_for_run(
     timeout_s: float | None = None,
     after_timeout: str = "It goes on; follow it: rollout watch",
 ) -> RunStatus:
-    """Wait until a run is done, or paused for its failures; return its figures then.
+    """Wait until a run is done, or paused for its failures; return its status.
 
     Args:
         deployment: The store.
-        run: What to wait for.
-        check: Called again and again; raises where waiting is of no use any more.
+        run: The run.
+        check: Called repeatedly; raises if the wait has become useless.
         started: Kinds of processes that the command started for the run.
-        timeout_s: Longest wait; None: for ever.
-        after_timeout: What becomes of the run then, and the command to go on with.
+        timeout_s: Longest wait; None: no limit.
+        after_timeout: End of the timeout's message: the state of the run and the next command.
 
     Raises:
-        WaitTimeout: The time is up; says what the run waits for.
+        WaitTimeout: The time is up; the message has the reasons for the run's wait.
     """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     listener = Listener(deployment.engine, READY_CHANNEL)
@@ -59,7 +59,7 @@ def wait_for_run(
                     show(status)
                     if status.is_done or status.has_failed:
                         return status
-                    # The more a look costs, the rarer it is.
+                    # Slow queries are made less often.
                     cost_s = time.monotonic() - asked_at
                     show_at = time.monotonic() + max(_REFRESH_S, 10 * cost_s)
                     if deadline is not None and time.monotonic() > deadline:

@@ -1,8 +1,7 @@
-"""The request queue of a run, and whether the workers that read it may call its endpoint.
+"""Chooses the request queue of a run, and checks that its workers may call the run's endpoint.
 
-Used by `run`, `resume` and `submit`. All workers of a queue must be able to run its requests: a
-plug-in or an endpoint that only one command names would be unknown to the others. Must not: start
-a process.
+`run`, `resume` and `submit` use it. All workers of a queue must be able to run all its requests, so
+a run with its own plug-ins or endpoint gets a queue of its own. Must not: start a process.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ E_WORKERS_REFUSE = "E134"
 def request_queue(
     deployment: Deployment, config: RunConfig, local: WorkerOptions, *, slug: str
 ) -> str:
-    """Return the run's own queue where other workers could not run what this command asks for."""
+    """Return a queue for this run alone if other workers could not run its requests."""
     if config.queue != DEFAULT_REQUEST_QUEUE:
         return config.queue
     settings = deployment.settings
@@ -30,10 +29,10 @@ def request_queue(
 
 
 def require_allowed_endpoint(deployment: Deployment, config: RunConfig) -> None:
-    """Check that no worker on the run's queue would refuse the run's endpoints.
+    """Check that every worker on the run's queue may call the run's endpoints.
 
     Raises:
-        NotAllowed: One reports that it may not call them; every rollout that it took would fail.
+        NotAllowed: A worker reports that it may not; all its rollouts would fail.
     """
     refusing = _refusing(deployment, config)
     if not refusing:
@@ -50,7 +49,7 @@ def require_allowed_endpoint(deployment: Deployment, config: RunConfig) -> None:
 
 
 def _refusing(deployment: Deployment, config: RunConfig) -> list[tuple[Process, str]]:
-    """Return the live workers on the run's queue that may not call its endpoints, and which."""
+    """Return live workers on the run's queue, each with the endpoint that it may not call."""
     refusing: list[tuple[Process, str]] = []
     for process in deployment.transact(list_processes):
         if config.queue in process.queues and not process.stopping:

@@ -1,7 +1,7 @@
-"""Stored trajectories scored again: requests are published, and their verdicts waited for.
+"""Scores stored trajectories again: publishes requests and waits for their verdicts.
 
-Used by `rollout rescore`. Workers score, and the collector stores their verdicts. Workers and a
-collector that are missing are started here, until the command ends.
+`rollout rescore` uses it. Workers score, and the collector stores their verdicts. Missing workers
+and a missing collector are started here, until the command ends.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from rollout.supervision import LocalProcesses
 
 _EXIT_INTERRUPTED = 130
 
-#: Requests without a verdict at once: the broker and this process hold no more of a large run.
+#: Highest number of requests without a verdict; bounds the memory of the broker and this process.
 _MOST_PENDING = 2000
 _COLLECTOR_EVERY_S = 5.0
 _LOOK_S = 0.5
@@ -46,15 +46,15 @@ _LINE_EVERY_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class RescoreJob:
-    """What is to be scored, by what, and where the requests go."""
+    """The trajectories to score, the reward, and the request queue."""
 
     run: Run
     reward: str
     error_class: ErrorClass | None
     queue: str
-    is_ours: bool  #: the queue is read by workers of this command alone
-    plugins: tuple[str, ...]  #: those of its workers
-    total: int  #: trajectories
+    is_ours: bool  #: only workers of this command read the queue
+    plugins: tuple[str, ...]  #: plug-ins of these workers
+    total: int  #: number of trajectories
 
 
 class Rescorer:
@@ -82,18 +82,17 @@ class Rescorer:
         plugins: list[str] | None,
         may_start: bool,
     ) -> RescoreJob:
-        """Choose the queue, and check the reward's name as far as it can be known here.
+        """Choose the queue; check the reward's name unless other workers score by the run's own.
 
         Args:
-            name: The run's.
-            reward: Registered name; None: the run's own.
-            error_class: Only rollouts that failed with this class.
-            plugins: Those of the workers that are started here; None: the run's.
+            name: The run's name.
+            reward: Registered name; None: the run's own reward.
+            error_class: Select only rollouts that failed with this class.
+            plugins: Plug-ins of the workers that are started here; None: the run's plug-ins.
             may_start: Whether workers may be started here.
 
         Raises:
-            InputError: The run has no reward, or no reward of this name is registered here, and no
-                worker elsewhere is known to have it.
+            InputError: The run has no reward, or the checked name is not registered here.
         """
         run = self._deployment.find_run(name)
         reward = reward or run.config.reward
@@ -114,7 +113,7 @@ class Rescorer:
         return RescoreJob(run, reward, error_class, queue, is_ours, tuple(known), total)
 
     def publish(self, job: RescoreJob) -> int:
-        """Publish all requests without a wait; return how many there are."""
+        """Publish all requests without waiting; return their number."""
         count = 0
         for requests in self._requests(job):
             self._publisher.publish(requests, queue=job.queue)
@@ -124,13 +123,13 @@ class Rescorer:
     def score(
         self, job: RescoreJob, waiting: RescoreWait, *, workers: int, each: int | None
     ) -> None:
-        """Publish, wait for every verdict, and stop what was started for it.
+        """Publish, wait for every verdict, and stop the processes that were started for it.
 
         Args:
-            job: What to score.
+            job: The trajectories, reward and queue.
             waiting: Counts the verdicts.
-            workers: How many to start where the queue is read by none.
-            each: Attempts at once per worker.
+            workers: Number of workers to start if no worker reads the queue.
+            each: Concurrent attempts per worker.
         """
         processes = LocalProcesses(self._deployment.settings)
         signal.signal(signal.SIGTERM, _interrupt)
@@ -146,7 +145,7 @@ class Rescorer:
                     waiting.wait(_MOST_PENDING)
                 waiting.wait()
         except KeyboardInterrupt:
-            # A value that is under way is not worth a wait: it is asked for again.
+            # Do not wait for running requests: the next call requests their values again.
             processes.stop(at_once=True)
             note(
                 f"Interrupted: {waiting}. These values are kept. "
@@ -166,15 +165,15 @@ class Rescorer:
         readers = self._publisher.count_readers(run.config.queue)
         if readers is not None:
             return readers > 0
-        # Workers on SQS cannot be asked; those of a local run ended with it.
+        # Workers on SQS cannot be queried, and workers of a local run ended with it.
         return run.config.queue != own_queue_of(run.slug) and _has(self._deployment, "worker")
 
 
 class RescoreWait:
     """Counts verdicts until none is missing.
 
-    The collector notifies what it committed; where a notification was lost with its connection, the
-    store says which rollouts have a value.
+    The collector sends a notification for each commit. After a lost connection a query finds the
+    rollouts that have a value.
 
     Args:
         engine: The trajectory store.
@@ -186,7 +185,7 @@ class RescoreWait:
         self.total = job.total
         self.scored = 0
         self.failed = 0
-        self.reason: str | None = None  #: why the first of the failed ones has no value
+        self.reason: str | None = None  #: error of the first failed request
         self._engine = engine
         self._reward = job.reward
         self._queue = job.queue
@@ -202,10 +201,10 @@ class RescoreWait:
 
     @contextmanager
     def watched(self, check: Callable[[], None]) -> Iterator[None]:
-        """Listen and show progress inside; all that is published comes after its beginning.
+        """Listen for notifications and show progress in the block; publish only inside it.
 
         Args:
-            check: Called about twice a second; raises where waiting is of no use any more.
+            check: Called about twice a second; raises if the wait has become useless.
         """
         self._check = check
         try:
@@ -219,11 +218,11 @@ class RescoreWait:
             self._listener.close()
 
     def expect(self, requests: Iterable[RescoreRequest]) -> None:
-        """Count verdicts on these from now on; called before they are published."""
+        """Count verdicts on these requests from now on; called before they are published."""
         self._pending |= {request.rollout_id for request in requests}
 
     def refuse(self, requests: Iterable[RescoreRequest]) -> None:
-        """Count requests as failed that are too large for the broker."""
+        """Count requests that are too large for the broker as failed."""
         refused = [request.rollout_id for request in requests]
         self._take(Verdicts(self._reward[:NAME_CHARS], [], refused, "its prompt is too large"))
 
@@ -231,7 +230,7 @@ class RescoreWait:
         """Wait until at most `most` verdicts are missing.
 
         Raises:
-            WaitTimeout: None came for too long.
+            WaitTimeout: No verdict came for too long.
         """
         while len(self._pending) > most:
             payloads = self._listener.hear(_LOOK_S)
@@ -249,7 +248,7 @@ class RescoreWait:
     def _take(self, verdicts: Verdicts) -> None:
         if verdicts.reward != self._reward[:NAME_CHARS]:
             return
-        # At-least-once: a verdict that came before is pending no more.
+        # Delivery is at least once: a repeated verdict is no longer pending.
         scored = self._pending.intersection(verdicts.scored)
         failed = self._pending.intersection(verdicts.failed)
         self._pending -= scored | failed
@@ -291,7 +290,7 @@ class RescoreWait:
 
 
 class _Watch:
-    """Looks after the processes of a wait: ours must live, and a collector must be there."""
+    """Checks that the processes of this command run, and that there is a collector."""
 
     def __init__(self, deployment: Deployment, processes: LocalProcesses) -> None:
         self._deployment = deployment

@@ -1,4 +1,4 @@
-"""What `rollout show` prints of groups, rollouts and conversations."""
+"""The output of `rollout show` for groups, rollouts and conversations."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def print_group(found: dict[str, Any]) -> None:
 
 
 def print_groups(groups: list[dict[str, Any]], *, total: int) -> None:
-    """Print the first groups of a run, a line for each."""
+    """Print the first groups of a run, one per line."""
     if not groups:
         return
     print_table(

@@ -1,6 +1,6 @@
-"""The options of `run` and `submit`, and the configuration of a run that they ask for.
+"""The options of `run` and `submit`, and the run's configuration made from them.
 
-Used by these commands and `submission.py`. Must not: ask a server.
+These commands and `submission.py` use it. Must not: connect to a server.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ E_OPTION = "E106"
 
 @dataclass(frozen=True, slots=True)
 class SubmitOptions:
-    """A dataset and what is asked of it; None leaves it to the defaults of a run."""
+    """A dataset and the run's configuration; None means the default of a run."""
 
     dataset: Annotated[
         str,
@@ -32,7 +32,7 @@ class SubmitOptions:
         ),
     ]
     run: Annotated[
-        str | None, typer.Option(metavar="SLUG", help="The run's name (default: made up).")
+        str | None, typer.Option(metavar="SLUG", help="The run's name (default: a generated one).")
     ] = None
     agent: Annotated[str | None, typer.Option(metavar="NAME", help="Default: single_turn.")] = None
     tools: Annotated[
@@ -90,9 +90,9 @@ class SubmitOptions:
         float | None,
         typer.Option(min=0.001, help="Wall clock of one attempt's agent (default: 600)."),
     ] = None
-    temperature: Annotated[float | None, typer.Option(min=0, help="Of sampling.")] = None
+    temperature: Annotated[float | None, typer.Option(min=0, help="Sampling temperature.")] = None
     seed: Annotated[
-        int | None, typer.Option(help="Of sampling; each rollout of a group adds its index.")
+        int | None, typer.Option(help="Seed of sampling; a rollout adds its index in the group.")
     ] = None
     purpose: Annotated[str | None, typer.Option(help="train or eval (default: train).")] = None
     queue: Annotated[
@@ -100,10 +100,10 @@ class SubmitOptions:
     ] = None
     split: Annotated[str | None, typer.Option(help="Split of the dataset.")] = None
     epoch: Annotated[
-        int, typer.Option(min=0, help="Another one enqueues the same rows once more.")
+        int, typer.Option(min=0, help="Another epoch enqueues the same rows once more.")
     ] = 0
     dataset_name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Names the rows (default: the file's name).")
+        str | None, typer.Option(metavar="NAME", help="Dataset name (default: the file's name).")
     ] = None
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Put rows that cannot be read aside and go on.")
@@ -121,14 +121,14 @@ class SubmitOptions:
 
 
 def run_config(options: SubmitOptions, defaults: Mapping[str, Any]) -> RunConfig:
-    """Return the configuration that the options ask for.
+    """Return the run's configuration.
 
     Args:
-        options: Those of the command.
-        defaults: What the settings say of every run, below the options.
+        options: The options of the command.
+        defaults: The settings' values for all runs; options override them.
 
     Raises:
-        InputError: One of them cannot work.
+        InputError: An option is invalid.
     """
     values: dict[str, Any] = copy.deepcopy(dict(defaults))
     for name in ("agent", "model", "base_url", "n", "max_attempts", "max_error_rate", "purpose"):

@@ -1,7 +1,7 @@
-"""A dataset as a run's prompts, groups and rollouts: enqueued, with bad rows put aside.
+"""Enqueues a dataset as a run's prompts, groups and rollouts; bad rows go to a separate file.
 
-Used by `run` and `submit`. The origin of the run (dataset, plug-ins, commit) is kept with it. Must
-not: fail because the origin cannot be found out.
+`run` and `submit` use it. The origin of the run (dataset, plug-ins, commit) is stored with it. Must
+not: fail because the origin cannot be determined.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rollout.deployment import Deployment
 from rollout.output import note
 from rollout.run_options import SubmitOptions
 
-#: File names that say nothing but which split it is; the folder then names the dataset.
+#: File names that only state the split; the dataset is then named after the folder.
 _SPLIT_NAMES = frozenset({"train", "test", "validation", "valid", "val", "dev", "eval", "data"})
 
 #: Longest wait for git: a folder on a slow network must not hold up a run.
@@ -32,10 +32,10 @@ _GIT_S = 1.0
 
 
 def require_source(options: SubmitOptions) -> None:
-    """Check that the dataset is there, before anything is started for it.
+    """Check that the dataset exists, before any process is started.
 
     Raises:
-        InputError: It is not, or has no known format.
+        InputError: The dataset does not exist, or has no known format.
     """
     read_prompts(options.dataset)
 
@@ -48,18 +48,18 @@ def enqueue_dataset(
     slug: str | None = None,
     plugins: Sequence[str] | None = None,
 ) -> tuple[EnqueueReport, int | None]:
-    """Enqueue; return the report, and how many rows were put aside (None: none may be).
+    """Enqueue; return the report, and the number of skipped rows (None without `--skip-bad`).
 
     Args:
-        deployment: Where to.
-        options: The dataset and how it is read.
-        config: What is asked of it.
-        slug: The run's name; None: as the options say.
-        plugins: Those of the run's own workers; None: as the settings say.
+        deployment: The store.
+        options: The dataset and the options for reading it.
+        config: The run's configuration.
+        slug: The run's name; None: the name in the options.
+        plugins: Plug-ins of the run's own workers; None: those of the settings.
 
     Raises:
-        InputError: The dataset or the name is bad.
-        NotAllowed: The run is cancelled, or exists and asks for something else.
+        InputError: The dataset or the name is invalid.
+        NotAllowed: The run is cancelled, or exists with another configuration.
     """
     name, split = name_and_split(options)
     slug = slug or options.run or new_slug(name)
@@ -106,9 +106,9 @@ def submission_json(report: EnqueueReport, skipped: int | None) -> dict[str, Any
 
 
 def name_and_split(options: SubmitOptions) -> tuple[str, str]:
-    """Return what the rows are called: the dataset's name and its split.
+    """Return the names that identify the rows: the dataset's name and its split.
 
-    Independent of where the file lies, so that the same file moved adds nothing.
+    They do not depend on the file's folder, so that a moved file adds no rows.
     """
     source = options.dataset
     if source.startswith("hf:"):
@@ -121,14 +121,14 @@ def name_and_split(options: SubmitOptions) -> tuple[str, str]:
 
 
 def new_slug(name: str) -> str:
-    """Return a run's name made of the dataset's and a few random digits."""
+    """Return a run's name made of the dataset's name and a few random digits."""
     last = name.rstrip("/").rpartition("/")[2].partition(":")[0].lower()
     stem = "".join(char if char.isascii() and char.isalnum() else "-" for char in last)
     return f"{stem.strip('-')[:40].strip('-') or 'run'}-{secrets.token_hex(2)}"
 
 
 class _BadRows:
-    """Keeps rows that were refused in a file of their own."""
+    """Writes rejected rows to a separate file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -136,7 +136,7 @@ class _BadRows:
 
     def keep(self, bad: BadRow) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        # A file per enqueueing: the same row met again must not be listed twice.
+        # Each call overwrites the file, so that the same row is not listed twice.
         with self.path.open("a" if self.count else "w", encoding="utf-8") as file:
             line = {
                 "location": bad.location,
@@ -149,7 +149,7 @@ class _BadRows:
 
 
 def _origin(dataset: str, plugins: Sequence[str]) -> RunOrigin:
-    """Return where a run comes from that is begun here and now."""
+    """Return the origin of a run that this command begins."""
     is_name = dataset.startswith("hf:")
     return RunOrigin(
         dataset=dataset if is_name else str(Path(dataset).expanduser().absolute()),
@@ -167,7 +167,7 @@ def _version() -> str | None:
 
 
 def _commit() -> str | None:
-    """Return the commit of the current folder, None where there is none or git is slow."""
+    """Return the git commit of the current folder; None without one, or if git is slow."""
     command = ("git", "rev-parse", "--verify", "--quiet", "HEAD")
     try:
         done = subprocess.run(command, capture_output=True, timeout=_GIT_S, check=False, text=True)

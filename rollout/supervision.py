@@ -1,8 +1,8 @@
-"""Processes that commands start beside themselves: workers, controllers, the demo's offline policy.
+"""The processes that commands start: workers, controllers, the demo's offline policy.
 
-Each is noted in a file of the data directory, so that another command finds it again. A noted pid
-counts only if the process behind it started when ours did. Logs go to `logs/` of the data
-directory. Must not: wait for runs.
+Each is recorded in a file of the data directory, so that other commands find it. A recorded pid is
+valid only if the start time of its process matches. Logs go to `logs/` of the data directory. Must
+not: wait for runs.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ E_CHILD_ENDED = "E220"
 WORKER = "worker"
 CONTROLLER = "controller"
 
-#: Variables that change what our processes do.
+#: Prefixes of environment variables that influence our processes.
 _OWN_NAMES = ("ROLLOUT_", "OPENAI_", "ANTHROPIC_", "AWS_", "BASE_URL", "MODEL_ID")
 
-#: Beyond `worker.drain_s`: the last completions reach the broker, threads end.
+#: Time beyond `worker.drain_s` for sending the last completions and ending threads.
 _WORKER_END_S = 25.0
 _CONTROLLER_END_S = 15.0
 _KILL_S = 5.0
@@ -41,7 +41,7 @@ _LOGS_KEPT = 20
 
 @dataclass(frozen=True, slots=True)
 class ChildProcess:
-    """A process that a command started; `mark` tells it from a later one with its pid."""
+    """A process that a command started; `mark` distinguishes it from a later one with its pid."""
 
     kind: str
     pid: int
@@ -49,39 +49,39 @@ class ChildProcess:
     stays: bool  #: goes on when the command that started it ends
     log: str
     started_at: str
-    place: str = ""  #: fingerprint of the servers that it works with
+    place: str = ""  #: fingerprint of its servers' URLs
 
     @property
     def is_alive(self) -> bool:
-        """Whether this very process runs."""
+        """Whether the same process still runs."""
         return os_processes.start_mark(self.pid) == self.mark
 
     @property
     def note(self) -> Path:
-        """The file in which it is noted."""
+        """The file that records the process."""
         return Path(self.log).parents[1] / "processes" / f"{self.kind}-{self.pid}.json"
 
 
 @dataclass
 class LocalProcesses:
-    """What one command runs beside itself; `settings` name both servers."""
+    """The processes that one command starts; `settings` have the URLs of both servers."""
 
     settings: Settings
     environment: Mapping[str, str] = field(default_factory=dict)
     stays: bool = False
-    folder: Path | None = None  #: where they work; None: here
-    only_environment: bool = False  #: leave out what our own environment says
+    folder: Path | None = None  #: their working directory; None: ours
+    only_environment: bool = False  #: do not pass on our own environment's settings
 
     def __post_init__(self) -> None:
         self._started: dict[ChildProcess, subprocess.Popen[bytes]] = {}
 
     def start(self, *, workers: int, options: WorkerOptions, queue: str | None = None) -> None:
-        """Start workers, and a controller unless one stays here already.
+        """Start workers, and a controller unless one runs in the background.
 
         Args:
-            workers: How many.
-            options: How they are run.
-            queue: Where they take requests from; None: as the settings say.
+            workers: Number of workers.
+            options: Their options.
+            queue: Their request queue; None: that of the settings.
         """
         if CONTROLLER not in {child.kind for child in self.staying()}:
             self.start_controller()
@@ -108,20 +108,20 @@ class LocalProcesses:
 
     @property
     def kinds(self) -> frozenset[str]:
-        """What was started here and is not let go of: workers, a controller."""
+        """Kinds of the processes that were started here and not released by `leave`."""
         return frozenset(child.kind for child in self._started)
 
     def staying(self) -> list[ChildProcess]:
-        """Return what runs in the background here, on the same servers."""
+        """Return the background processes of this data directory on the same servers."""
         place = _fingerprint(self.settings)
         found = find_processes(self.settings.data_dir)
         return [child for child in found if child.stays and child.place == place]
 
     def check(self) -> None:
-        """Notice a process that ended by itself.
+        """Check that no process ended by itself.
 
         Raises:
-            ServiceUnavailable: One did; with the end of its log.
+            ServiceUnavailable: A process ended; the message has the end of its log.
         """
         for child, process in self._started.items():
             if (code := process.poll()) is not None:
@@ -133,11 +133,11 @@ class LocalProcesses:
                 )
 
     def leave(self) -> None:
-        """Let go of what was started: it stays."""
+        """Release the started processes: they go on after this command."""
         self._started = {}
 
     def stop(self, *, at_once: bool = False) -> None:
-        """Stop what was started here; interrupted, kill at once what is waited for."""
+        """Stop the processes that were started here; an interruption kills them at once."""
         timeout_s = 0 if at_once else worker_end_s(self.settings)
         stop_processes(self._started, timeout_s=timeout_s)
         for process in self._started.values():
@@ -149,8 +149,8 @@ class LocalProcesses:
     def _spawn(self, kind: str, arguments: list[str], *, with_database: bool) -> ChildProcess:
         """Start a command, detached from the terminal.
 
-        A process that does not stay ends with us, however we end: it reads from a pipe that the
-        kernel closes.
+        A process that does not stay reads from a pipe, which the kernel closes when we end for any
+        reason. The process then ends too.
         """
         log = _new_log(self.settings.data_dir / "logs", kind)
         command = [sys.executable, "-P", "-m", "rollout"]
@@ -199,7 +199,7 @@ class LocalProcesses:
 
 
 def find_processes(data_dir: Path) -> list[ChildProcess]:
-    """Return the processes of a data directory that run; forgets those that ended."""
+    """Return the running processes of a data directory; delete the records of ended ones."""
     found: list[ChildProcess] = []
     for note in sorted((data_dir / "processes").glob("*.json")):
         try:
@@ -229,14 +229,14 @@ def stop_processes(children: Collection[ChildProcess], *, timeout_s: float) -> N
 
 
 def worker_end_s(settings: Settings) -> float:
-    """Return how long workers may take to end."""
+    """Return the seconds that workers may take to end."""
     return settings.worker.drain_s + _WORKER_END_S
 
 
 def _stop(children: list[ChildProcess], timeout_s: float) -> None:
-    """Ask processes to end, and kill those that have not ended in time.
+    """Send SIGTERM to processes, and SIGKILL to those that do not end in time.
 
-    An interruption kills at once and is passed on.
+    An interruption kills them at once and is raised again.
     """
     meant = {child.pid: lambda child=child: child.is_alive for child in children}
     try:
@@ -256,7 +256,7 @@ def _new_log(folder: Path, kind: str) -> Path:
 
 
 def _fingerprint(settings: Settings) -> str:
-    """Return what tells servers apart; no part of an address can be read from it."""
+    """Return a hash of the servers' URLs, which distinguishes servers without revealing URLs."""
     urls = (settings.database.url, settings.broker.url)
     parts = [url.get_secret_value() if url else "" for url in urls] + [settings.broker.prefix]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]

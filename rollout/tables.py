@@ -1,4 +1,4 @@
-"""What several commands print: the status of a run, its scores, errors, calls and train batches."""
+"""Output that several commands share: a run's status, scores, errors, calls and train batches."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from rollout.output import counts, note, number, print_table, safe_text
 
 _EXAMPLE_CHARS = 240
 
-#: Exit code of a command that waited for a run that failed.
+#: Exit code of a command whose run failed.
 EXIT_RUN_FAILED = 4
 
 
 def exit_code(final: RunStatus, *, go_on: str) -> int:
-    """Return how a command that waited for a run ends; say why it does not end with 0.
+    """Return the exit code of a command that waited for a run; print the reason if it is not 0.
 
     Args:
-        final: The run's figures at the end of the wait.
-        go_on: The command that goes on with a paused run.
+        final: The run's status at the end of the wait.
+        go_on: The command that resumes a paused run.
     """
     run, failed = final.run, final.rollouts["failed"]
     if failed:
@@ -37,7 +37,7 @@ def exit_code(final: RunStatus, *, go_on: str) -> int:
 
 
 def print_status(status: RunStatus) -> None:
-    """Print a run's figures for a person."""
+    """Print a run's status as text."""
     rows: list[tuple[str, Any]] = [
         ("state", status.state),
         ("groups", counts(status.groups)),
@@ -65,7 +65,7 @@ def print_status(status: RunStatus) -> None:
 
 
 def print_scores(scores: Sequence[Score]) -> None:
-    """Print the mean of each reward, its parts included."""
+    """Print the means of the rewards and their parts."""
     print_table(
         ("scored by", "version", "trajectories", "mean"),
         [(each.name, each.version, each.n, number(each.mean)) for each in scores],
@@ -80,7 +80,7 @@ def _rollouts(status: RunStatus) -> str:
 
 
 def reward_text(status: RunStatus) -> str:
-    """Return a run's mean reward with its standard error, and what it is taken over."""
+    """Return a run's mean reward, its standard error, and the numbers of rollouts and prompts."""
     if status.reward_mean is None:
         return "none yet"
     over = f"{status.reward_n} rollouts of {status.reward_prompts} prompts"
@@ -91,7 +91,7 @@ def reward_text(status: RunStatus) -> str:
 
 
 def describe_calls(status: RunStatus) -> list[str]:
-    """Return one line for each endpoint that was called: how many calls, and how they failed."""
+    """Return one line per called endpoint: the number of calls, and the failures by kind."""
     lines: list[str] = []
     for calls in status.activity.endpoints:
         failures = {failed.code: failed.count for failed in calls.failures}
@@ -101,7 +101,7 @@ def describe_calls(status: RunStatus) -> list[str]:
 
 
 def describe_tools(status: RunStatus) -> str:
-    """Return how often each tool was called, and how often it failed."""
+    """Return the numbers of calls and failures of each tool."""
     return ", ".join(
         f"{name} {calls.count:,}" + (f" ({calls.errors:,} failed)" if calls.errors else "")
         for name, calls in sorted(status.activity.tools.items())
@@ -109,7 +109,7 @@ def describe_tools(status: RunStatus) -> str:
 
 
 def print_batch(batch: TrainBatch) -> None:
-    """Print a line for each group of a batch."""
+    """Print one line per group of a batch."""
     again = ", again" if batch.replayed else ""
     print_table(
         ("group", "rollouts", "rewards", "mean", "std", "prompt"),
@@ -140,7 +140,7 @@ def prompt_preview(prompt: dict[str, Any], width: int = 60) -> str:
 
 
 def print_errors(rows: list[dict[str, Any]], *, by: str) -> None:
-    """Print what one of the `errors_by_*` functions returned."""
+    """Print the result of one of the `errors_by_*` functions."""
     {"class": _print_by_class, "tool": _print_by_tool, "worker": _print_by_worker}[by](rows)
 
 

@@ -1,4 +1,4 @@
-"""`rollout pull`, `commit`, `export`: what a trainer does, by hand or from a script."""
+"""`rollout pull`, `commit`, `export`: a trainer's operations, by hand or from a script."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rollout.options import Json, RunName
 from rollout.output import note, print_json
 from rollout.tables import print_batch
 
-Consumer = Annotated[str, typer.Option(metavar="NAME", help="Who trains; part of a batch's key.")]
+Consumer = Annotated[str, typer.Option(metavar="NAME", help="The trainer; part of a batch's key.")]
 Step = Annotated[int, typer.Option(min=0, help="The trainer's step; part of a batch's key.")]
 
 _FORMATS = ("jsonl", "parquet")
@@ -39,7 +39,7 @@ def pull(
 ) -> None:
     """Lease the batch of a trainer step.
 
-    The same step again gives the same groups in the same order.
+    Repeating a step gives the same groups in the same order.
     """
     spec = BatchSpec(groups=groups, min_group_size=min_group_size, require_full_groups=full)
     with opened(ctx) as deployment:
@@ -64,7 +64,7 @@ def commit(
 ) -> None:
     """Consume the batches of all steps up to this one.
 
-    The same command again changes nothing.
+    Repeating the command changes nothing.
     """
     with opened(ctx) as deployment:
         client = _client(deployment, run, consumer)
@@ -86,9 +86,9 @@ def export(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write a run's rollouts to a file, one in each line.
+    """Write a run's rollouts to a file, one per line.
 
-    Failed rollouts have no reward there, and their error instead.
+    Failed rollouts have an error instead of a reward.
     """
     if to not in _FORMATS:
         raise InputError(f"There is no format {to!r}.", remedy=f"Known: {', '.join(_FORMATS)}.")

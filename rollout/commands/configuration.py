@@ -1,6 +1,6 @@
-"""`rollout config show`: the settings as they are, and where each comes from.
+"""`rollout config show`: the effective settings, and the source of each.
 
-Secrets are shown as `***`; of a URL only its password is.
+Secrets are shown as `***`; in a URL only the password is hidden.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ config = typer.Typer(help="Look at the settings.", no_args_is_help=True)
 
 @config.callback()
 def _config() -> None:
-    """Look at the settings."""
+    """Show the settings."""
 
 
 @config.command()
 def show(
     ctx: typer.Context,
     origin: Annotated[
-        bool, typer.Option("--origin", help="Also say where each value comes from.")
+        bool, typer.Option("--origin", help="Also show the source of each value.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -74,7 +74,7 @@ def _values(layer: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 
 def hide_secret(secret: str) -> str:
-    """Return what may be shown of a secret: of a URL all but the password, else nothing."""
+    """Return the part of a secret that may be shown: a URL without its password, else `***`."""
     parts = urlsplit(secret)
     if not parts.scheme or "//" not in secret:
         return "***"

@@ -1,6 +1,6 @@
-"""`rollout flower`: the Flower dashboard over the workers' events, local, guarded, read only.
+"""`rollout flower`: the Flower dashboard of the workers' events: local, with password, read-only.
 
-Runs Flower in this process with options of our own: no `flowerconfig.py`, no `FLOWER_*` variables.
+Flower runs in this process with our own options: no `flowerconfig.py`, no `FLOWER_*` variables.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rollout.output import note, print_json
 
 E_NO_EVENTS = "E132"
 
-#: What the page of tasks shows.
+#: Columns of the page of tasks.
 COLUMNS = "name,uuid,state,args,result,exception,runtime,worker"
 _MAX_TASKS = 50_000
 _POOL_SIZE = 64
@@ -42,8 +42,8 @@ def flower(
 ) -> None:
     """Show live tasks in the browser, by Flower.
 
-    The page is on loopback, has a password, and changes nothing. It begins empty: it shows what
-    workers report from now on. Outcomes of runs: rollout status.
+    The page is on loopback, has a password, and is read-only. It shows only events that workers
+    send after its start. For the outcomes of runs use: rollout status.
     """
     settings = settings_of(ctx, {"flower": {"port": port, "host": host}})
     log_to_stderr(settings.log_level)
@@ -56,8 +56,8 @@ def flower(
             code=E_NO_EVENTS,
         )
     app = make_celery_app(broker)
-    # Each of Flower's questions takes two connections, and it asks a dozen at once: with a small
-    # pool they wait for each other for ever.
+    # Each of Flower's inspect requests takes two connections, and it makes a dozen at once. With a
+    # small pool they would deadlock.
     app.conf.broker_pool_limit = _POOL_SIZE
     made = settings.flower.password is None
     password = secrets.token_urlsafe(12)
@@ -91,7 +91,7 @@ def _make_flower(app: Any, settings: FlowerSettings, password: str, about: str) 
         "port": settings.port,
         "basic_auth": [f"{settings.user}:{password}"],
         "read_only": True,
-        # Events of its absence would be missing: what ended then would be shown as running.
+        # A saved state would show tasks as running that ended while Flower was not running.
         "persistent": False,
         "conf": "",
         "max_tasks": _MAX_TASKS,
@@ -112,7 +112,7 @@ def _end_what_the_dead_held(dashboard: Any, lease_s: float) -> None:
 def _announce(
     settings: FlowerSettings, port: int, password: str | None, about: str, *, as_json: bool
 ) -> None:
-    """Say where it is; a password that was made up is told this once."""
+    """Print Flower's URL; a generated password is printed only here."""
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     url = f"http://{host}:{port}"
     if as_json:

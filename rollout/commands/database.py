@@ -14,9 +14,9 @@ db = typer.Typer(help="Upgrade and check the database's schema.", no_args_is_hel
 
 @db.command()
 def upgrade(ctx: typer.Context, as_json: Json = False) -> None:
-    """Bring the database to the newest schema.
+    """Upgrade the database to the newest schema.
 
-    Any number of processes may call it at once.
+    Concurrent calls are safe.
     """
     with borrowed_store(settings_of(ctx)) as engine:
         revision = schema.upgrade(engine)
@@ -25,7 +25,7 @@ def upgrade(ctx: typer.Context, as_json: Json = False) -> None:
 
 @db.command()
 def current(ctx: typer.Context, as_json: Json = False) -> None:
-    """Print the revision there is, and the one needed."""
+    """Print the database's schema revision, and the required one."""
     with borrowed_store(settings_of(ctx)) as engine:
         found, needed = schema.current(engine), schema.head()
     text = f"The database has schema {found or 'none'}; this version needs {needed}."
@@ -34,7 +34,7 @@ def current(ctx: typer.Context, as_json: Json = False) -> None:
 
 @db.command()
 def check(ctx: typer.Context, as_json: Json = False) -> None:
-    """End with 3 unless the schema is the one needed."""
+    """Exit with code 3 unless the schema has the required revision."""
     with borrowed_store(settings_of(ctx)) as engine:
         schema.require_current(engine)
         needed = schema.head()

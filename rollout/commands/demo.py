@@ -1,6 +1,6 @@
-"""`rollout demo`: the whole way of a rollout on a bare machine, in a few seconds.
+"""`rollout demo`: the complete pipeline on a machine without servers, in a few seconds.
 
-Most of the pipeline is imported in `play.py`, while the servers start.
+`play.py` imports most of the pipeline while the servers start.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def demo(
 ) -> None:
     """Watch 64 prompts run, 4 rollouts each, with no model.
 
-    A stand-in server answers instead of a model; private servers are started for it, and everything
-    is gone at the end.
+    A stand-in server answers instead of a model. The demo starts private servers, and removes
+    everything at the end.
     """
     started = time.monotonic()
     with demo_machine() as machine:

@@ -1,4 +1,4 @@
-"""`rollout dlq`: messages and rollouts that could not be handled: list, try again, delete."""
+"""`rollout dlq`: list, requeue and delete messages and rollouts that could not be handled."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ dlq = typer.Typer(help="List, requeue and drop dead letters.", no_args_is_help=T
 _SHOWN_BYTES = 2000
 
 Ids = Annotated[
-    list[int] | None, typer.Argument(metavar="[ID]...", help="Numbers, as `rollout dlq list` says.")
+    list[int] | None, typer.Argument(metavar="[ID]...", help="Numbers, see `rollout dlq list`.")
 ]
 Every = Annotated[
-    bool, typer.Option("--all", help="All that were not requeued yet.", show_default=False)
+    bool, typer.Option("--all", help="All that have not been requeued.", show_default=False)
 ]
 
 
@@ -39,9 +39,9 @@ def list_(
     kind: Annotated[
         str | None, typer.Option(help="rollout, completion, heartbeat or request.")
     ] = None,
-    run: Annotated[str | None, typer.Option(help="Of one run only.")] = None,
+    run: Annotated[str | None, typer.Option(help="Only dead letters of this run.")] = None,
     redriven: Annotated[
-        bool, typer.Option("--redriven", help="Also those requeued before.", show_default=False)
+        bool, typer.Option("--redriven", help="Include requeued ones.", show_default=False)
     ] = False,
     limit: Annotated[int, typer.Option(min=1, help="Only the newest.")] = 100,
     as_json: Json = False,
@@ -83,7 +83,7 @@ def show(
     dead_letter_id: Annotated[int, typer.Argument(metavar="ID")],
     as_json: Json = False,
 ) -> None:
-    """Show one with the beginning of its message."""
+    """Show a dead letter with the beginning of its message."""
     with opened(ctx) as deployment:
         letter = deployment.transact(lambda c: get_dead_letter(c, dead_letter_id))
     body = (letter.body or b"")[:_SHOWN_BYTES].decode("utf-8", "backslashreplace")
@@ -105,9 +105,9 @@ def requeue(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Try dead letters again.
+    """Process dead letters again.
 
-    Rollouts get a new budget of attempts; completions are taken in as if they had just come.
+    Rollouts get a new budget of attempts; completions are processed like newly received ones.
     """
     results: list[dict[str, Any]] = []
     with opened(ctx) as deployment:
@@ -116,7 +116,7 @@ def requeue(
             confirm(f"Requeue {len(chosen)} dead letters?", yes=yes)
         for letter in chosen:
             try:
-                # Each in its own transaction: one that fails again takes no other with it.
+                # Each in its own transaction, so that one that fails does not undo the others.
                 result = (
                     "would be tried"
                     if dry_run

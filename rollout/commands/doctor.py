@@ -1,4 +1,4 @@
-"""`rollout doctor`: what works here and what does not, each with its remedy; changes nothing."""
+"""`rollout doctor`: checks of this machine and the services, with remedies; changes nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rollout.output import print_json, print_table
 def doctor(ctx: typer.Context, as_json: Json = False) -> None:
     """Check this machine and the configured services.
 
-    Each problem comes with its remedy.
+    Each problem is shown with its remedy.
     """
     checks = list(run_checks(ctx))
     failed = [check for check in checks if check.status == "failed"]

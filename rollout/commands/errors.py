@@ -1,4 +1,4 @@
-"""`rollout errors`: what went wrong in a run, by error class, by tool, or by worker."""
+"""`rollout errors`: the errors of a run by error class, by tool, or by worker."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _BY = ("class", "tool", "worker")
 def errors(
     ctx: typer.Context,
     run: RunName = "@last",
-    by: Annotated[str, typer.Option(metavar="class|tool|worker", help="Grouped how.")] = "class",
+    by: Annotated[str, typer.Option(metavar="class|tool|worker", help="Grouping.")] = "class",
     trace: Annotated[
-        bool, typer.Option("--trace", help="Also tracebacks, equal ones together.")
+        bool, typer.Option("--trace", help="Also print tracebacks, equal ones once.")
     ] = False,
     limit: Annotated[int, typer.Option(min=1, help="Tracebacks to print.")] = 5,
     as_json: Json = False,
@@ -58,7 +58,7 @@ def errors(
 
 
 def errors_by_tool(deployment: Deployment, run: Run) -> list[dict[str, Any]]:
-    """Return for each tool: how often it was called, and how often it failed."""
+    """Return the numbers of calls and failures of each tool."""
     payloads = open_payloads(deployment.settings)
     calls: Counter[str] = Counter()
     failed: Counter[str] = Counter()

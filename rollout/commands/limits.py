@@ -1,4 +1,4 @@
-"""`rollout limits`: what all workers together may ask of a model endpoint; changed live."""
+"""`rollout limits`: the limits that all workers share for a model endpoint; changed live."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def show(ctx: typer.Context, as_json: Json = False) -> None:
 @limits.command("set")
 def set_(
     ctx: typer.Context,
-    base_url: Annotated[str, typer.Option(help="The endpoint, as runs name it.")],
+    base_url: Annotated[str, typer.Option(help="The endpoint, as in the configuration of runs.")],
     model: Annotated[
         str | None,
-        typer.Option(help="One model, as runs name it (without it: all of the endpoint together)."),
+        typer.Option(help="One model, as in the configuration of runs (default: all together)."),
     ] = None,
     requests_per_minute: Annotated[
         int | None, typer.Option(min=1, help="Calls started per minute.")
@@ -54,16 +54,16 @@ def set_(
     ] = None,
     max_concurrency: Annotated[int | None, typer.Option(min=1, help="Calls in flight.")] = None,
     burst: Annotated[
-        int | None, typer.Option(min=1, help="Calls above the pace in any second.")
+        int | None, typer.Option(min=1, help="Extra calls in any second, above the limit.")
     ] = None,
     adaptive: Annotated[
-        bool, typer.Option(help="Let the cap follow 429s, timeouts and latency.")
+        bool, typer.Option(help="Adapt the concurrency to 429s, timeouts and latency.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Put limits in force for all workers, or lift them.
+    """Set the limits of an endpoint for all workers, or remove them.
 
-    Workers follow within about a second. Without any limit named, there is none.
+    Workers apply them within about a second. Without any limit option the limits are removed.
     """
     wanted = LimitSettings(
         requests_per_minute=requests_per_minute,
@@ -131,7 +131,7 @@ def _unused_since(row: LimitStatus) -> datetime | None:
 
 
 def _unused(row: LimitStatus, rows: list[LimitStatus]) -> str:
-    """Say that a limit limits nothing, and which models its endpoint is called for instead."""
+    """Return a warning that a limit applies to no calls, with the models that are called."""
     line = (
         f"Limits of {_model(row.model)} at {row.endpoint} are set, but no call has been counted "
         f"under them since {_unused_since(row):%Y-%m-%d %H:%M:%S} UTC."

@@ -1,4 +1,4 @@
-"""`rollout list`: the agents, tools and rewards that a run may name here, and their options."""
+"""`rollout list`: the agents, tools and rewards that are available here, with their options."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def list_(
 ) -> None:
     """List agents, tools or rewards with their options.
 
-    These are the built-in ones and those of the plug-ins. A run sets options by
+    The list has the built-in ones and those of the plug-ins. A run sets options by
     `--set agent_config.NAME=VALUE`, `tools_config.TOOL.NAME` and `reward_config.NAME`.
     """
     if kind not in _KINDS:
@@ -68,7 +68,7 @@ def _tools() -> Iterator[Entry]:
     for name in registry.get_tool_names():
         tool = registry.get_tool(name)
         schema = tool.get_openai_tool_schema()
-        # Made by a class that states nothing, it takes any setting; a function takes none.
+        # A tool of a class without `options` accepts any setting; a function accepts none.
         stated = getattr(type(tool), "__dict__", {}).get("options", {})
         yield _entry(name, schema.function.description, stated, [])
 
@@ -85,7 +85,7 @@ def _entry(
     options: Mapping[str, Any] | None,
     made: list[Callable[..., Any] | None],
 ) -> Entry:
-    """Return what is told of one; options None: it takes any."""
+    """Return the entry of an agent, tool or reward; options None: any are accepted."""
     paragraph = " ".join(inspect.cleandoc(text or "").partition("\n\n")[0].split())
     first, stop, _ = paragraph.partition(". ")
     summary = first + stop.strip()
@@ -104,7 +104,7 @@ def _entry(
 
 
 def _defaults(made: list[Callable[..., Any] | None]) -> dict[str, Any]:
-    """Return the defaults that signatures state, the first one's first."""
+    """Return the default values in the signatures; the first signature takes precedence."""
     found: dict[str, Any] = {}
     for function in made:
         if function is not None:
@@ -115,7 +115,7 @@ def _defaults(made: list[Callable[..., Any] | None]) -> dict[str, Any]:
 
 
 def _type_text(kind: Any) -> str:
-    """Return a type as it is written: `int | None`."""
+    """Return a type as in source code: `int | None`."""
     if isinstance(kind, Mapping):
         return f"{{{', '.join(kind)}}}"
     if isinstance(kind, UnionType) or typing.get_origin(kind) is typing.Union:

@@ -1,6 +1,6 @@
-"""`rollout cancel`, `pause`, `continue`, `retry`: what operators do to a run.
+"""`rollout cancel`, `pause`, `continue`, `retry`: the operations on a run.
 
-Whatever cannot be taken back shows its counts and asks first.
+Irreversible operations show their counts and ask for confirmation.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def cancel(
 ) -> None:
     """End a run before all its rollouts are done.
 
-    Rollouts that are done stay as they are; the others will not be done.
+    Finished rollouts stay as they are; the others are cancelled.
     """
     with opened(ctx) as deployment:
         found = deployment.find_run(run)
@@ -93,7 +93,7 @@ def retry(
     where: Annotated[
         str | None,
         typer.Option(
-            metavar="EXPR", help="Only those it holds for: \"'timeout' in message and turns > 2\"."
+            metavar="EXPR", help="Only matching rollouts: \"'timeout' in message and turns > 2\"."
         ),
     ] = None,
     cancelled: Annotated[
@@ -105,7 +105,7 @@ def retry(
 ) -> None:
     """Queue failed rollouts of a run again.
 
-    A rollout whose group a trainer has already stays as it is.
+    A rollout stays as it is if a trainer already has its group.
     """
     condition = _condition(error_class, where)
     state = RolloutState.CANCELLED if cancelled else RolloutState.FAILED
@@ -143,5 +143,5 @@ def _condition(error_class: str | None, where: str | None) -> RolloutFilter:
     return condition.and_also(parse_filter(where)) if where is not None else condition
 
 
-def _did(what: str, dry_run: bool) -> str:
-    return f"would be {what}" if dry_run else f"are {what}"
+def _did(participle: str, dry_run: bool) -> str:
+    return f"would be {participle}" if dry_run else f"are {participle}"

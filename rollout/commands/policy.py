@@ -1,4 +1,4 @@
-"""`rollout offline-policy`: the stand-in server, which plays a model's part and is none."""
+"""`rollout offline-policy`: the stand-in server, which answers like a model from rules."""
 
 from __future__ import annotations
 
@@ -20,25 +20,32 @@ def offline_policy(
     answer_key: Annotated[
         Path | None, typer.Option(metavar="FILE", help="JSONL with questions and gold answers.")
     ] = None,
-    prompt_field: Annotated[str, typer.Option(metavar="F", help="In the key.")] = "question",
-    answer_field: Annotated[str, typer.Option(metavar="F", help="In the key.")] = "answer",
+    prompt_field: Annotated[
+        str, typer.Option(metavar="FIELD", help="Question in the answer key.")
+    ] = "question",
+    answer_field: Annotated[
+        str, typer.Option(metavar="FIELD", help="Answer in the answer key.")
+    ] = "answer",
     wrong: Annotated[
-        float, typer.Option(metavar="RATE", min=0, max=1, help="Samples answered wrongly.")
+        float, typer.Option(metavar="RATE", min=0, max=1, help="Share of wrong answers.")
     ] = 0.0,
     errors: Annotated[
-        float, typer.Option(metavar="RATE", min=0, max=1, help="Calls that get a 429 or 500.")
+        float, typer.Option(metavar="RATE", min=0, max=1, help="Share of calls with a 429 or 500.")
     ] = 0.0,
     mishaps: Annotated[
-        float, typer.Option(metavar="RATE", min=0, max=1, help="Samples that meet a mishap.")
+        float,
+        typer.Option(
+            metavar="RATE", min=0, max=1, help="Share of samples with one injected failure."
+        ),
     ] = 0.0,
-    stall_s: Annotated[float, typer.Option(min=0, help="How late a stalled answer is.")] = 3.0,
-    latency_ms: Annotated[float, typer.Option(min=0, help="Of every answer.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Of all its choices.")] = 0,
+    stall_s: Annotated[float, typer.Option(min=0, help="Delay of a stalled answer.")] = 3.0,
+    latency_ms: Annotated[float, typer.Option(min=0, help="Latency of every answer.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Seed of all random choices.")] = 0,
     fd: Annotated[int | None, typer.Option(hidden=True, help="An inherited socket.")] = None,
     as_json: Json = False,
     while_stdin: WhileStdin = False,
 ) -> None:
-    """Serve a stand-in for a model: it follows rules.
+    """Serve a stand-in for a model, which answers from rules.
 
     The first line on stdout is a JSON object with its `base_url`, with and without `--json`.
     """

@@ -1,4 +1,4 @@
-"""`rollout rm`: a run and everything stored of it, deleted for good."""
+"""`rollout rm`: delete a run with all its stored data."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ def rm(
         found = _exactly(deployment, run)
         deployment.transact(lambda connection: require_removable(connection, found))
         status = deployment.transact(lambda connection: run_status(connection, found))
-        what = f"{status.rollouts['total']} rollouts of {sum(status.groups.values())} prompts"
+        size = f"{status.rollouts['total']} rollouts of {sum(status.groups.values())} prompts"
         rows: dict[str, int] = {}
         bodies = 0
         if not dry_run:
-            confirm(f"Delete run {found.slug} with {what} for good?", yes=yes)
+            confirm(f"Delete run {found.slug} with {size} for good?", yes=yes)
             rows, bodies = remove(deployment, found)
     if as_json:
         print_json({"run": found.slug, "rows": rows, "bodies": bodies, "dry_run": dry_run})
     elif dry_run:
-        print(f"Run {found.slug} with {what} would be deleted.")
+        print(f"Run {found.slug} with {size} would be deleted.")
     else:
         total = sum(rows.values())
         print(f"Run {found.slug} is deleted: {total} rows ({counts(rows)}) and {bodies} bodies.")
@@ -63,11 +63,11 @@ def remove(deployment: Deployment, run: Run) -> tuple[dict[str, int], int]:
     """Delete a run; return the number of rows by table, and of objects in the payload store.
 
     Raises:
-        NotAllowed: It is in use.
+        NotAllowed: The run is in use.
     """
     deployment.transact(lambda connection: begin_removal(connection, run))
     _let_workers_know(deployment, run)
-    # Before their rows: what is interrupted here can still be found, and goes on.
+    # Bodies first: after an interruption the rows still name them, and another call can go on.
     bodies = open_payloads(deployment.settings).delete_all(str(run.run_id))
     rows: Counter[str] = Counter()
     while (part := deployment.transact(lambda c: remove_groups(c, run)))["groups"]:
@@ -77,7 +77,7 @@ def remove(deployment: Deployment, run: Run) -> tuple[dict[str, int], int]:
 
 
 def _exactly(deployment: Deployment, name: str) -> Run:
-    """Find a run by its whole name: a script that removes `a` twice must not remove `ab`."""
+    """Find a run by its whole name, so that a script that removes `a` twice cannot remove `ab`."""
     found = deployment.find_run(name)
     if name not in (found.slug, "@last"):
         raise NotFound(f"There is no run {name!r}.", remedy=f"Do you mean {found.slug!r}?")
@@ -85,7 +85,7 @@ def _exactly(deployment: Deployment, name: str) -> Run:
 
 
 def _let_workers_know(deployment: Deployment, run: Run) -> None:
-    """Wait until workers were told to stop what was cancelled a moment ago (ADR 0010)."""
+    """Wait until workers know that the rollouts were cancelled a moment ago (ADR 0010)."""
     since = deployment.transact(lambda connection: seconds_since_cancel(connection, run))
     left = 2 * deployment.settings.lease.heartbeat_s - since if since is not None else 0.0
     if left > 0:

@@ -1,4 +1,4 @@
-"""`rollout rescore`: stored trajectories are scored again, without their agents."""
+"""`rollout rescore`: score stored trajectories again, without their agents."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def rescore(
         typer.Option("--class", metavar="CLASS", help="Only rollouts that failed with this class."),
     ] = None,
     workers: Annotated[
-        int, typer.Option(min=0, help="Workers to start where none reads the run's queue.")
+        int, typer.Option(min=0, help="Workers to start if no worker reads the run's queue.")
     ] = 1,
     wait: Annotated[
         bool, typer.Option("--wait/--detach", help="Wait for the values, or only publish.")
@@ -43,8 +43,8 @@ def rescore(
 ) -> None:
     """Score stored trajectories again, without their agents.
 
-    A rollout that failed only in scoring becomes a succeeded one if it can be scored now. Where no
-    worker reads the run's queue, and with --plugin, a worker is started here.
+    A rollout that failed only in scoring becomes succeeded if it can be scored now. If no worker
+    reads the run's queue, or with --plugin, a worker is started here.
     """
     with opened(ctx, broker=True) as deployment, Rescorer(deployment) as rescorer:
         job = rescorer.plan(

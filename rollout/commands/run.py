@@ -1,4 +1,4 @@
-"""`rollout run` and `resume`: a run on this machine, until it is done."""
+"""`rollout run` and `resume`: execute a run on this machine, and wait for its end."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ def run(
 ) -> None:
     """Run a dataset through an agent here, and wait.
 
-    What it needs is started on this machine and stopped at the end, except private servers. Exit
-    code 4 says that the run failed: more than half of its rollouts, or all of the first ones, when
-    it is paused. --max-error-rate names another share; 1 allows every failure.
+    Workers and a controller are started on this machine and stopped at the end; private servers go
+    on. Exit code 4 means that the run failed: more than half of its rollouts failed, or all of the
+    first ones, after which the run is paused. --max-error-rate sets another share; 1 allows every
+    failure.
     """
 
     def tell(document: dict[str, Any]) -> None:
@@ -54,13 +55,13 @@ def resume(
     run: RunName = "@last",
     base_url: Annotated[
         list[str] | None,
-        typer.Option(metavar="URL", help="The run's endpoint from now on; repeat for replicas."),
+        typer.Option(metavar="URL", help="New endpoint of the run; repeat for replicas."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Go on with a run that was interrupted.
+    """Resume a run that was interrupted.
 
-    Processes are started on this machine as `rollout run` does, and the command waits for the end.
+    The command starts processes on this machine as `rollout run` does, and waits for the end.
     """
     urls = tuple(base_url or ())
     final = resume_run(settings_of(ctx), run, worker, local, base_urls=urls)

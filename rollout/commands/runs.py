@@ -1,4 +1,4 @@
-"""`rollout runs`, `status`, `watch`: what runs there are, and how far they are."""
+"""`rollout runs`, `status`, `watch`: the list of runs, and their progress."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def runs(
 
 
 def status(ctx: typer.Context, run: RunName = "@last", as_json: Json = False) -> None:
-    """Say how far a run is, and what it waits for."""
+    """Show a run's progress and the reasons for its waits."""
     with opened(ctx) as deployment:
         found = deployment.transact(
             lambda connection: run_status(connection, get_run(connection, run))
@@ -76,7 +76,7 @@ def watch(
 ) -> None:
     """Follow a run until it is done.
 
-    Ctrl-C ends only this command; the run goes on. Exit code 4 says that the run failed.
+    Ctrl-C ends only this command; the run goes on. Exit code 4 means that the run failed.
     """
     with opened(ctx) as deployment:
         found = deployment.find_run(run)

@@ -1,4 +1,4 @@
-"""`rollout samples`: a few rollouts of a run to read: question, final answer, reward, error."""
+"""`rollout samples`: print a few rollouts of a run: question, final answer, reward, error."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rollout.options import Json, RunName
 from rollout.output import number, print_json, safe_text
 from rollout.tables import prompt_preview
 
-#: Without a condition: what has an end to be read.
+#: The default condition: rollouts that have ended.
 _ENDED = "status in ['succeeded', 'failed']"
 
 _SHOWN_CHARS = 600
@@ -31,18 +31,18 @@ def samples(
         str | None,
         typer.Option(
             metavar="EXPR",
-            help='Only those it holds for: "reward == 0 and turns > 2". Fields: status, reward, '
+            help='Only matching rollouts: "reward == 0 and turns > 2". Fields: status, reward, '
             "stop_reason, label, error_class, error_code, message, phase, worker, group, index, "
             "attempts, lost, turns, tokens.",
         ),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="At most so many.")] = 5,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Rollouts to print.")] = 5,
     as_json: Json = False,
 ) -> None:
     """Print a few rollouts: question, answer, reward, error.
 
-    They come in the order of the groups. `rollout show rollout LABEL --messages` prints the whole
-    conversation of one.
+    The order is that of the groups. `rollout show rollout LABEL --messages` prints the whole
+    conversation of a rollout.
     """
     condition = parse_filter(where or _ENDED)
     with opened(ctx) as deployment:
@@ -100,7 +100,7 @@ def _print(sample: dict[str, Any]) -> None:
 
 
 def _print_field(name: str, value: str) -> None:
-    """Print a text beside its name, its lines below each other."""
+    """Print a name and its text, with the text's further lines indented."""
     shown = value if len(value) <= _SHOWN_CHARS else value[: _SHOWN_CHARS - 1] + "…"
     indented = textwrap.indent(safe_text(shown), " " * _NAME_WIDTH)
     print(name.ljust(_NAME_WIDTH) + indented.lstrip())

@@ -39,9 +39,9 @@ def up(
     workers: Annotated[int, typer.Option(min=0, help="Workers to start, besides those here.")] = 1,
     as_json: Json = False,
 ) -> None:
-    """Start servers, a controller and workers, which stay.
+    """Start servers, a controller and workers in the background.
 
-    Private servers are started where no URL is set. `rollout down` stops everything.
+    Private servers are started if no URL is set. `rollout down` stops everything.
     """
     settings = settings_of(ctx)
     with open_deployment(settings, broker=True, create=True) as deployment:
@@ -63,18 +63,18 @@ def up(
 def down(
     ctx: typer.Context, yes: Yes = False, dry_run: DryRun = False, as_json: Json = False
 ) -> None:
-    """Stop all that runs for this data directory.
+    """Stop all servers and processes of this data directory.
 
-    These are the workers, the controller and the private servers. Data and results stay.
+    The command stops workers, the controller and the private servers. Data and results stay.
     """
     settings = settings_of(ctx)
     services, children = private_services(settings), find_processes(settings.data_dir)
     running = [server.name for server in services.status() if server.running]
-    what = ", ".join([f"{child.kind} {child.pid}" for child in children] + running)
-    if what and not dry_run:
-        # Nothing is lost by it, so a script need not say that it means it.
+    stopped = ", ".join([f"{child.kind} {child.pid}" for child in children] + running)
+    if stopped and not dry_run:
+        # Stopping loses no data, so scripts need not confirm.
         is_script = not sys.stdin.isatty()
-        confirm(f"Stop {what}? Data and results stay.", yes=yes or is_script)
+        confirm(f"Stop {stopped}? Data and results stay.", yes=yes or is_script)
         if any(child.kind == WORKER for child in children):
             drain_s = settings.worker.drain_s
             note(f"Workers may finish what is under way, for {drain_s:g} s.")
@@ -87,16 +87,16 @@ def down(
     }
     if as_json:
         print_json(document)
-    elif not what:
+    elif not stopped:
         print("Nothing runs here.")
     else:
-        print(f"{'Would stop' if dry_run else 'Stopped'} {what}.")
+        print(f"{'Would stop' if dry_run else 'Stopped'} {stopped}.")
 
 
 def ps(ctx: typer.Context, as_json: Json = False) -> None:
-    """List servers and processes, and start none.
+    """List servers and processes; starts nothing.
 
-    The last table has what the store has heard of, also from other machines.
+    The last table lists the processes that the store knows, also on other machines.
     """
     settings = settings_of(ctx)
     services = private_services(settings).status()
@@ -137,9 +137,9 @@ def ps(ctx: typer.Context, as_json: Json = False) -> None:
 
 
 def _urls(named: Settings, resolved: Settings) -> dict[str, str]:
-    """Return the variables by which another process finds the private servers."""
+    """Return the environment variables with the private servers' URLs."""
     found: dict[str, str] = {"ROLLOUT_DATA_DIR": str(named.data_dir)}
-    # What was named by its owner may hold a password, and is known to them.
+    # A configured URL may contain a password, and its owner knows it already.
     if named.database.url is None and resolved.database.url is not None:
         found["ROLLOUT_DATABASE__URL"] = resolved.database.url.get_secret_value()
     if named.broker.url is None and resolved.broker.url is not None:
@@ -148,7 +148,7 @@ def _urls(named: Settings, resolved: Settings) -> dict[str, str]:
 
 
 def _seen(settings: Settings) -> list[Process]:
-    """Ask the store, if it can be asked without starting it."""
+    """Return the processes in the store, without starting its server."""
     if settings.embedded_database:
         server = next(s for s in private_services(settings).status() if s.name == "postgres")
         if not server.running:

@@ -1,4 +1,4 @@
-"""`rollout show`: a run, a group, or a rollout with what was said in it."""
+"""`rollout show`: a run, a group, or a rollout with its conversation."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from rollout.tables import print_status
 show = typer.Typer(help="Show a run, a group or a rollout.", no_args_is_help=True)
 
 GroupName = Annotated[
-    str, typer.Argument(metavar="GROUP", help="A label (math7-g000013) or the beginning of an id.")
+    str, typer.Argument(metavar="GROUP", help="A label (math7-g000013) or the prefix of an id.")
 ]
 RolloutName = Annotated[
     str,
-    typer.Argument(metavar="ROLLOUT", help="A label (math7-g000013-r3) or beginning of an id."),
+    typer.Argument(metavar="ROLLOUT", help="A label (math7-g000013-r3) or the prefix of an id."),
 ]
 
 
@@ -35,7 +35,7 @@ RolloutName = Annotated[
 def show_run(
     ctx: typer.Context,
     run: RunName = "@last",
-    limit: Annotated[int, typer.Option(min=0, help="Groups to list, from the first on.")] = 20,
+    limit: Annotated[int, typer.Option(min=0, help="Number of groups to list.")] = 20,
     as_json: Json = False,
 ) -> None:
     """Show a run: its figures, configuration and groups."""
@@ -87,16 +87,16 @@ def show_group(ctx: typer.Context, group: GroupName, as_json: Json = False) -> N
 def show_rollout(
     ctx: typer.Context,
     rollout: RolloutName,
-    messages: Annotated[
-        bool, typer.Option("--messages", help="The conversation of its attempt.")
+    messages: Annotated[bool, typer.Option("--messages", help="Print the conversation.")] = False,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Print the whole stored record as JSON.")
     ] = False,
-    raw: Annotated[bool, typer.Option("--raw", help="The whole stored record, as JSON.")] = False,
     attempt: Annotated[
-        int | None, typer.Option(min=1, help="Of which attempt (default: the one that counts).")
+        int | None, typer.Option(min=1, help="Attempt of --messages, --raw (default: the winner).")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show a rollout: its attempts, and what was said."""
+    """Show a rollout: its attempts, scores and conversation."""
     with opened(ctx) as deployment:
         found = deployment.transact(
             lambda connection: read_rollout(connection, find_rollout(connection, rollout))
@@ -119,7 +119,7 @@ def show_rollout(
 
 
 def _rows(values: dict[str, Any]) -> list[tuple[str, Any]]:
-    """Return what is said of a run: fields that hold nothing are left out."""
+    """Return the rows of a run's table; empty fields are left out."""
     return [
         (name, value if isinstance(value, (str, int, float)) else json.dumps(value))
         for name, value in values.items()

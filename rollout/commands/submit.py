@@ -1,4 +1,4 @@
-"""`rollout submit`: a dataset becomes a run's prompts, groups and rollouts."""
+"""`rollout submit`: enqueue a dataset as a run's prompts, groups and rollouts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rollout.submission import enqueue_dataset, require_source, submission_json
 def submit(ctx: typer.Context, options: SubmitOptions, as_json: Json = False) -> None:
     """Enqueue a dataset for workers that run elsewhere.
 
-    The same command again adds only what is missing.
+    Repeating the command adds only missing prompts.
     """
     config = run_config(options, settings_of(ctx).run)
     require_source(options)

@@ -1,6 +1,6 @@
-"""`rollout worker` and `rollout controller`: the processes that do the work.
+"""`rollout worker` and `rollout controller`: the processes of the pipeline.
 
-Both run until SIGTERM or Ctrl-C, and then end in order.
+Both run until SIGTERM or Ctrl-C, and then shut down orderly.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def worker(
     as_json: Json = False,
     while_stdin: WhileStdin = False,
 ) -> None:
-    """Run agents and score what they do, many at once.
+    """Run agents and score their rollouts, many at once.
 
     The process runs until SIGTERM or Ctrl-C.
     """
@@ -78,7 +78,8 @@ def controller(
 ) -> None:
     """Run dispatcher, collector and reconciler.
 
-    They dispatch rollouts, record outcomes and give up lost attempts, until SIGTERM or Ctrl-C.
+    The services dispatch rollouts, record outcomes and expire lost attempts, until SIGTERM or
+    Ctrl-C.
     """
     settings = settings_of(ctx)
     log_to_stderr(settings.log_level)
@@ -111,10 +112,10 @@ def controller(
 
 
 def end_with_stdin() -> None:
-    """End this process as SIGTERM does when whoever started it is gone."""
+    """End this process as on SIGTERM when its parent process has ended."""
 
     def wait() -> None:
-        # Not through sys.stdin: its lock would be held when the interpreter ends.
+        # Not through sys.stdin, because its lock would be held when the interpreter ends.
         while os.read(0, 4096):
             pass
         os.kill(os.getpid(), signal.SIGTERM)

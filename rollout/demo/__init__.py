@@ -1,1 +1,1 @@
-"""`rollout demo`: its command, and what it shows at the end."""
+"""The demo: its servers, its run, and its summary."""

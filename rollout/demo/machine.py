@@ -1,6 +1,6 @@
-"""Everything that the demo runs on, in a temporary folder: servers, services, a stand-in model.
+"""The demo's servers, services and stand-in model, in a temporary folder.
 
-Afterwards nothing of it is left, however the demo ends. Looks at no settings of the user.
+All of them are removed at the end, even if the demo is killed. The user's settings are not read.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from rollout.supervision import ChildProcess, LocalProcesses, find_processes, st
 MODEL = "offline-policy"
 
 _POLICY_START_S = 20.0
-#: The stand-in's mistakes: enough for every kind of trouble to be seen.
+#: The offline policy's error rates, high enough to show every kind of failure.
 _POLICY_OPTIONS = ("--wrong", "0.2", "--mishaps", "0.25", "--stall-s", "2")
 _CHILD_SETTINGS = {
-    # A call that fails is not tried again at once: the attempt is, so that it can be seen.
+    # No retries of calls, so that a failed call fails its attempt and the retry is visible.
     "ROLLOUT_LLM__MAX_RETRIES": "0",
     "ROLLOUT_LLM__TIMEOUT_S": "1.5",
 }
@@ -50,10 +50,10 @@ class ReadyMachine(NamedTuple):
 
 @contextmanager
 def demo_machine() -> Iterator[DemoMachine]:
-    """Start everything, and remove it with all that it holds."""
+    """Start everything, and remove all of it at the end."""
     _interrupt_on_signals()
     folder = Path(tempfile.mkdtemp(prefix="rollout-demo-"))
-    # Root's Postgres runs as another account, which must be able to pass through.
+    # For root, Postgres runs as another account, which must be able to enter.
     folder.chmod(0o711 if os.geteuid() == 0 else 0o700)
     services = EmbeddedServices(folder / "data", durable=False)
     tell_ended = _remove_if_killed(services, folder)
@@ -106,7 +106,7 @@ def _settings(data_dir: Path, **sections: Any) -> Settings:
 
 
 def _wait_ready(policy: ChildProcess, processes: LocalProcesses) -> str:
-    """Return the base URL that the offline policy tells in its first line."""
+    """Return the base URL that the offline policy prints in its first line."""
     deadline = time.monotonic() + _POLICY_START_S
     while time.monotonic() < deadline:
         for line in Path(policy.log).read_text().splitlines():
@@ -121,16 +121,16 @@ def _wait_ready(policy: ChildProcess, processes: LocalProcesses) -> str:
 
 
 def _remove(services: EmbeddedServices, folder: Path) -> None:
-    """Kill the processes, which have nothing worth a wait, and delete the data."""
+    """Kill the processes without a drain, and delete the data."""
     stop_processes(find_processes(folder / "data"), timeout_s=0)
     services.remove()
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def _remove_if_killed(services: EmbeddedServices, folder: Path) -> Callable[[], None]:
-    """Have a fork clean up where we no longer can; return what tells it that we did.
+    """Fork a process that cleans up if we are killed; return a function that ends it.
 
-    It waits on a pipe that the kernel closes when we end.
+    The fork waits on a pipe, which the kernel closes when we end.
     """
     reader, writer = os.pipe()
     pid = os.fork()
@@ -165,6 +165,6 @@ def _interrupt_on_signals() -> None:
 
 
 def _ignore_signals() -> None:
-    """Let nothing interrupt the cleaning up, which takes a second or two."""
+    """Ignore signals during the removal, which takes a second or two."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

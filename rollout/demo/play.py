@@ -1,6 +1,6 @@
-"""The demo's run: enqueued, waited for, and summed up.
+"""The demo's run: enqueue it, wait for its end, print the summary.
 
-Used by `rollout demo`, which imports it while the servers start.
+`rollout demo` imports it while the servers start.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _WAIT_S = 120.0
 
 
 def play(machine: ReadyMachine, *, prompts: int, n: int, as_json: bool) -> None:
-    """Run the prompts and print what came of them.
+    """Run the prompts and print the results.
 
     Raises:
-        PipelineError: The machine, not the script, made most rollouts fail.
+        PipelineError: Most rollouts failed, so the injected failures cannot be the only cause.
     """
     deployment = machine.deployment
     run = _enqueue(deployment, machine.base_url, prompts=prompts, n=n)
@@ -53,7 +53,7 @@ def _enqueue(deployment: Deployment, base_url: str, *, prompts: int, n: int) -> 
         sampling={"seed": 0},
         n=n,
         max_attempts=3,
-        max_error_rate=1.0,  # the demo has a verdict of its own
+        max_error_rate=1.0,  # the demo decides itself, see _require_success
         backoff_base_s=0.2,
     )
     rows = (
@@ -76,7 +76,7 @@ def _pull(deployment: Deployment, *, groups: int) -> TrainBatch | None:
 
 
 def _require_success(final: RunStatus) -> None:
-    """Fail where the machine, not the script, made most rollouts fail."""
+    """Raise an error if more rollouts failed than the injected failures explain."""
     failed, total = final.rollouts["failed"], final.rollouts["total"]
     if failed * 2 > total:
         raise PipelineError(

@@ -1,4 +1,4 @@
-"""What the demo shows at its end: figures, errors, what a trainer would pull, what to try next."""
+"""The demo's final output: figures, errors, a train batch, and the next commands to try."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Next, with your own endpoint (or the stand-in, in another terminal):
   rollout offline-policy --port 8399 --answer-key FILE.jsonl
   rollout run FILE.jsonl --agent react --tools calculator --reward gsm8k -n 4 \\
       --base-url http://127.0.0.1:8399/v1
-  rollout status           how far it is
-  rollout errors           what went wrong
+  rollout status           the run's progress
+  rollout errors           the run's errors
   rollout show rollout RUN-g000000-r0 --messages
   rollout pull @last --consumer trainer --step 0 --groups 4
   rollout export @last --to jsonl -o rollouts.jsonl
@@ -31,7 +31,7 @@ Next, with your own endpoint (or the stand-in, in another terminal):
 
 
 def summary_json(deployment: Deployment, run: Run, status: RunStatus) -> dict[str, Any]:
-    """Return the figures as one document: those of `rollout status`, and pass@k."""
+    """Return the figures of `rollout status` and pass@k as one document."""
     rates = _pass_rates(deployment, run)
     return status.to_json() | {
         "drops": status.drops,
@@ -42,7 +42,7 @@ def summary_json(deployment: Deployment, run: Run, status: RunStatus) -> dict[st
 
 
 def print_summary(deployment: Deployment, run: Run, status: RunStatus, batch: Any) -> None:
-    """Print figures, errors, a train batch, and what to try next."""
+    """Print figures, errors, a train batch, and the next commands to try."""
     total = status.rollouts["total"]
     rows: list[tuple[str, Any]] = [
         ("rollouts", f"{total}: {counts(_ended(status))}"),
@@ -61,13 +61,13 @@ def print_summary(deployment: Deployment, run: Run, status: RunStatus, batch: An
     print_table(("the demo run", ""), rows)
     _print_troubles(deployment, run)
     if batch is not None:
-        print("What a trainer would pull, complete groups only:")
+        print("A train batch of complete groups, as a trainer would pull it:")
         print_batch(batch)
     console().print(_NEXT)
 
 
 def _print_troubles(deployment: Deployment, run: Run) -> None:
-    print("What went wrong on purpose; most of it was tried again, the rest are error rollouts:")
+    print("Injected failures. Most were retried, the rest are error rollouts:")
     found = deployment.transact(lambda connection: errors_by_class(connection, run))
     print_errors(found, by="class")
     tools = errors_by_tool(deployment, run)
@@ -75,7 +75,7 @@ def _print_troubles(deployment: Deployment, run: Run) -> None:
 
 
 def _pass_rates(deployment: Deployment, run: Run) -> dict[int, float | None]:
-    """Return pass@1 and pass@n; a rollout that failed is a try that did not solve its prompt."""
+    """Return pass@1 and pass@n; a failed rollout counts as a try without a correct answer."""
     rows = deployment.transact(
         lambda connection: connection.execute(
             text(
