@@ -7,6 +7,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from workers.process.execution import execute
 from workers.process.runtime import Runtime
 
 N_AGENTS = 500
-#: Measured: 0.6 s on a busy machine, in the moment when all of them go on together.
+#: Measured: 0.6 s, in the moment when all of them go on together.
 MOST_LAG_S = 2.0
 
 
@@ -51,9 +52,14 @@ class GatheringModel:
 
 async def watch_lag(lags: list[float]) -> None:
     while True:
-        started = time.perf_counter()
+        started = time.perf_counter() - seconds_without_cpu()
         await asyncio.sleep(0.005)
-        lags.append(time.perf_counter() - started)
+        lags.append(time.perf_counter() - seconds_without_cpu() - started)
+
+
+def seconds_without_cpu() -> float:
+    """Return how long this thread was ready and other processes had the processors."""
+    return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
 
 
 @pytest.mark.timeout(120)
