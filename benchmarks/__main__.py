@@ -34,7 +34,7 @@ app = typer.Typer(
 
 
 class Part(StrEnum):
-    """What can be measured alone; typer takes lists of enumerations only."""
+    """The parts that can be measured separately; typer supports lists only of enumerations."""
 
     loops = "loops"
     concurrency = "concurrency"
@@ -48,7 +48,7 @@ Json = Annotated[Path | None, typer.Option("--json", help="Write all figures to 
 
 @app.command()
 def goals(
-    parts: Annotated[list[Part] | None, typer.Argument(help="All when none is named.")] = None,
+    parts: Annotated[list[Part] | None, typer.Argument(help="Default: all parts.")] = None,
     pairs: Annotated[int, typer.Option(min=1, help="Pairs of runs per comparison.")] = 5,
     rows: Annotated[int, typer.Option(min=1000, help="Rollouts in the store.")] = 1_000_000,
     json_path: Json = None,
@@ -76,10 +76,10 @@ def goals(
 
 @app.command()
 def limits(
-    seconds: Annotated[float, typer.Option(help="For each kind of limit.")] = 20.0,
+    seconds: Annotated[float, typer.Option(help="Duration for each kind of limit.")] = 20.0,
     json_path: Json = None,
 ) -> None:
-    """Measure what three processes are granted under one limit."""
+    """Measure the calls that three processes get under one limit."""
     figures = asyncio.run(measure_limits(seconds=seconds))
     print(report.figure_table(figures))
     _save(json_path, report.to_json(figures))
@@ -103,7 +103,7 @@ def soak(
 
 @app.command()
 def scaling(rollouts: int = SCALING_ROLLOUTS, json_path: Json = None) -> None:
-    """Measure more worker and collector processes, and the bytes of one rollout."""
+    """Measure with more worker and collector processes, and the bytes of one rollout."""
     footprint = measure_footprint()
     found = measure_scaling(rollouts=rollouts)
     print(scaling_table(found))
@@ -115,8 +115,8 @@ def scaling(rollouts: int = SCALING_ROLLOUTS, json_path: Json = None) -> None:
 @app.command()
 def faults(
     broker: Literal["redis", "rabbitmq"] = "redis",
-    rollouts: Annotated[int, typer.Option(min=100, help="In the longest phase.")] = 5000,
-    seed: Annotated[int, typer.Option(help="Of all that is drawn.")] = 1,
+    rollouts: Annotated[int, typer.Option(min=100, help="Rollouts of the longest phase.")] = 5000,
+    seed: Annotated[int, typer.Option(help="Seed of all random choices.")] = 1,
     json_path: Json = None,
 ) -> None:
     """Run every fault of docs/reliability.md on private servers; exit code 1 on a violation."""
@@ -136,7 +136,7 @@ def _save(path: Path | None, content: dict[str, Any]) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Run a command, `goals` when the first argument names none."""
+    """Run a command; `goals` if the first argument is not a command."""
     named = {command.callback.__name__ for command in app.registered_commands if command.callback}
     is_named = bool(arguments) and (arguments[0] in named or arguments[0] == "--help")
     app(arguments if is_named else ["goals", *arguments], prog_name="python -m benchmarks")

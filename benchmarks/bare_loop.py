@@ -1,8 +1,8 @@
-"""The bare loops the pipeline is compared with: asyncio and one shared client, nothing stored.
+"""The bare loops, the baselines of the pipeline: asyncio and one shared client, no storage.
 
 B1 is `AsyncOpenAI` on its aiohttp transport, B2 raw aiohttp with orjson, both on uvloop. Each runs
-as an own process (`python -m benchmarks.bare_loop`), started by `benchmarks.subjects`. Must not:
-import the product, or do anything that a rollout does not need.
+in its own process (`python -m benchmarks.bare_loop`), which `benchmarks.subjects` starts. Must not:
+import the product, or do work that a rollout does not need.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Final Answer: ...
 
 @dataclass(slots=True)
 class LoopResult:
-    """What one run of a bare loop did, by its own account."""
+    """The counts of one run of a bare loop, made by itself."""
 
     rollouts: int
     finished: int = 0
@@ -52,7 +52,7 @@ class ChatClient(Protocol):
     """One model call: messages in, text out."""
 
     async def complete(self, messages: list[dict[str, str]], user: str) -> str:
-        """Return the answer's text; raises when all retries are used up."""
+        """Return the answer's text; raises an error after the last retry."""
         ...
 
     async def close(self) -> None:
@@ -64,7 +64,7 @@ class SdkClient:
     """The client of B1: one `AsyncOpenAI` on aiohttp, with the SDK's own retries."""
 
     def __init__(self, base_url: str, retries: int, _in_flight: int) -> None:
-        # The transport's own bound stands: 1000 connections.
+        # The transport's default limit of 1000 connections is kept.
         from openai import AsyncOpenAI, DefaultAioHttpClient
 
         self._client = AsyncOpenAI(
@@ -88,7 +88,7 @@ class SdkClient:
 
 
 class RawClient:
-    """The client of B2: aiohttp and orjson, with the least that retries need."""
+    """The client of B2: aiohttp and orjson, with minimal retries."""
 
     def __init__(self, base_url: str, retries: int, in_flight: int) -> None:
         import aiohttp
@@ -103,7 +103,7 @@ class RawClient:
         )
 
     async def complete(self, messages: list[dict[str, str]], user: str) -> str:
-        """Ask until it answers or the retries are used up."""
+        """Repeat the call until it succeeds or the retries are used up."""
         body = self._dumps(
             {
                 "model": "mock",
@@ -119,7 +119,7 @@ class RawClient:
                 if response.status == 200:
                     return self._loads(raw)["choices"][0]["message"]["content"]
                 wait_s = response.headers.get("retry-after")
-            # The SDK's own rule, so that B1 and B2 differ in the client and not in patience.
+            # The SDK's own backoff, so that B1 and B2 differ only in the client.
             backoff_s = min(0.5 * 2**tries, 8) * (1 - 0.25 * random.random())
             if tries < self._retries:
                 await asyncio.sleep(float(wait_s) if wait_s else backoff_s)
@@ -134,7 +134,7 @@ CLIENTS = {"B1": SdkClient, "B2": RawClient}
 
 
 async def solve(client: ChatClient, prompt: str, user: str) -> str | None:
-    """One rollout: ask, calculate, tell, until a final answer; None if none comes."""
+    """Run one rollout: call the model and calculate, until the final answer; None without one."""
     messages = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": prompt}]
     for _ in range(_MAX_STEPS):
         text = await client.complete(messages, user)
@@ -146,7 +146,7 @@ async def solve(client: ChatClient, prompt: str, user: str) -> str | None:
 
 
 def calculate(text: str) -> str:
-    """The result of the action in a model's text: two whole numbers are all the mock asks for."""
+    """Return the result of the action in a model's text; the mock uses two integers only."""
     action = _ACTION.search(text)
     if action is None:
         return "no action found"
@@ -155,7 +155,7 @@ def calculate(text: str) -> str:
 
 
 async def run_loop(client: ChatClient, workload: Workload, run: str) -> LoopResult:
-    """All rollouts of a workload, `in_flight` at a time."""
+    """Run all rollouts of a workload, `in_flight` at a time."""
     result = LoopResult(workload.rollouts)
     rows = enumerate(workload.rows())
 
@@ -163,7 +163,7 @@ async def run_loop(client: ChatClient, workload: Workload, run: str) -> LoopResu
         for number, row in rows:
             try:
                 answer = await solve(client, row["prompt"], label(run, number))
-            except Exception as error:  # a rollout that fails must not stop its neighbours
+            except Exception as error:  # a failed rollout must not stop the others
                 result.failed += 1
                 print(f"{label(run, number)}: {error!r}", file=sys.stderr)
                 continue
@@ -179,18 +179,18 @@ async def run_loop(client: ChatClient, workload: Workload, run: str) -> LoopResu
 
 
 async def serve_one(name: str, base_url: str, workload: Workload, *, wait: bool) -> None:
-    """Warm up, say so, wait for a line on stdin if asked, run, print the result."""
+    """Warm up, print that it is ready, wait for a line on stdin if asked, run, print the result."""
     client = CLIENTS[name](base_url, workload.client_retries, workload.in_flight)
     try:
         await run_loop(client, workload.resized(rollouts=20), "warm")
         if wait:
             print(json.dumps({"ready": True, "pid": os.getpid()}), flush=True)
             if not await asyncio.to_thread(sys.stdin.readline):
-                return  # whoever wanted the result is gone
+                return  # the parent process has ended
         result = await run_loop(client, workload, f"{name}-{workload.name}".lower())
         print(json.dumps(asdict(result)), flush=True)
         if wait:
-            # Stay until told: a process that is gone cannot be measured.
+            # Wait before the exit, because an ended process cannot be measured.
             await asyncio.to_thread(sys.stdin.readline)
     finally:
         await client.close()

@@ -1,7 +1,8 @@
-"""Bytes of one rollout: of its messages on the broker, of its rows in the store, of its log.
+"""The bytes of one rollout: its messages on the broker, its rows in the store, its WAL.
 
-Run by `python -m benchmarks scaling`; docs/scaling.md multiplies these. Measured on a private Redis
-and a private Postgres. Must not: count the trajectory's body, whose size is the agent's.
+`python -m benchmarks scaling` runs it; docs/scaling.md multiplies the figures. The servers are a
+private Redis and a private Postgres. Must not: count the trajectory's body, whose size depends on
+the agent.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _TABLES = ("prompts", "groups", "rollouts", "attempts", "trajectories", "rewards
 
 
 def measure_footprint() -> dict[str, float]:
-    """Return bytes by what they are of; those of rows include their indexes."""
+    """Return bytes by kind of message or row; those of rows include their indexes."""
     with private_store() as (engine, folder):
         found = _messages(engine, folder)
         start = _log_position(engine)
@@ -67,7 +68,7 @@ def _messages(engine: Engine, folder: Path) -> dict[str, float]:
 
 
 def _request_bytes(run: Run, claimed: list[ClaimedAttempt]) -> float:
-    """Publish requests as the dispatcher does, and weigh what Redis then holds."""
+    """Publish requests as the dispatcher does, and measure their size in Redis."""
     with TemporaryDirectory(prefix="rb-") as folder:
         Path(folder).chmod(0o755)
         services = EmbeddedServices(Path(folder) / "data")
@@ -90,7 +91,7 @@ def _claim(engine: Engine, run: Run) -> list[ClaimedAttempt]:
 
 
 def _work(engine: Engine, run: Run, claimed: list[ClaimedAttempt]) -> None:
-    """Let attempts be seen once by a heartbeat, then succeed with a body of one byte."""
+    """Report attempts in one heartbeat, then as succeeded with a body of one byte."""
     beats = [
         AttemptBeat(rollout_id=one.rollout_id, attempt_no=one.attempt_no, phase="generating")
         for one in claimed

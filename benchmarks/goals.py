@@ -1,7 +1,7 @@
-"""The goals G1 to G13, each measured as docs/performance.md says, as figures beside their goals.
+"""The measurements of the goals G1 to G13, as docs/performance.md describes them.
 
-Called by `python -m benchmarks`. Pairs run in turn against one mock
-server; a figure that misses its goal stays in the table. Must not: print.
+`python -m benchmarks` calls it. Pairs run alternately against one mock server. A figure that misses
+its goal stays in the table. Must not: print.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from pipeline.settings.sections import LeaseSettings
 from pipeline.trainer.client import TrainerClient
 
 MIB = 2**20
-#: About as long for both, and long enough for what is logged to be written to the tables: in its
-#: first two seconds pgbench is half as fast again as later.
+#: About the same duration for both, long enough to include writing back the logged changes: in its
+#: first two seconds pgbench is 1.5 times as fast as later.
 _CYCLES, _CYCLES_S = 6400, 5
 #: Goals whose pairs share one deployment of one worker with the default client.
 _RATIOS = (
@@ -105,7 +105,7 @@ def measure_concurrency() -> list[Figure]:
 
 
 def measure_kill() -> list[Figure]:
-    """Measure G8: one of two workers is killed at half time, and nobody lends a hand."""
+    """Measure G8: kill one of two workers at half time, without a restart."""
     load = WORKLOADS["W1s"]
     lease_s = LeaseSettings().lease_s
     with MockServer() as mock, PipelineSubject(workers=2, concurrency=250) as subject:
@@ -114,8 +114,8 @@ def measure_kill() -> list[Figure]:
         def kill() -> None:
             while subject.finished() < load.rollouts // 2:
                 sleep(0.05)
-            # What it holds must be known to be its own: other rules than the lease, which are
-            # faster, find what no worker has named.
+            # Wait until heartbeats have named its attempts: attempts that no worker has named are
+            # recovered by other rules, faster than by the lease.
             while subject.held_by(1) < 200 and subject.finished() < load.rollouts:
                 sleep(0.05)
             os.kill(subject.worker_pids[1], signal.SIGKILL)
@@ -137,7 +137,7 @@ def measure_kill() -> list[Figure]:
 
 
 def measure_handover() -> list[Figure]:
-    """Measure G9: from the commit that makes a group of 8 ready to the trainer's hand, in W1."""
+    """Measure G9: the time from the commit that makes a group of 8 ready to its pull, in W1."""
     load = WORKLOADS["W1"]
     arrived: dict[UUID, float] = {}
     with MockServer() as mock, PipelineSubject(commit_times=True) as subject:
@@ -159,7 +159,7 @@ def measure_handover() -> list[Figure]:
         subject.run_once(load, mock, meanwhile=trainer.start, group=8)
         stop.set()
         trainer.join()
-        # The row of this move is never written again, so its transaction is the one that counts.
+        # The event's row is never updated, so xmin is the transaction that made the group ready.
         query = text("""
             SELECT entity_id, extract(epoch FROM pg_xact_commit_timestamp(xmin))
             FROM events WHERE entity = 'group' AND to_state = 'ready'

@@ -1,7 +1,7 @@
-"""The store's benchmarks G11 and G13: what each operation takes as the store grows.
+"""The store's benchmarks G11 and G13: the time of each operation as the store grows.
 
-One database per size on one durable server, all measured in turn, so that what else the machine
-does meets every size alike. Must not: use a shortcut the pipeline does not take.
+There is one database per size on one durable server. They are measured alternately, so that other
+load of the machine affects all sizes equally. Must not: use a shortcut that the pipeline does not.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pipeline.trainer.client import TrainerClient
 from pipeline.trainer.export import export_lines
 
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
-#: Rollouts of one claim and of one ingested batch, as a busy dispatcher and collector have them.
+#: Rollouts of one claim and of one ingested batch, as in a busy dispatcher and collector.
 BATCH = 256
 _INGESTS = 12
 _CLAIMS = 40
@@ -48,22 +48,22 @@ _CHUNK = 500  # prompts, each a group
 
 @dataclass(frozen=True, slots=True)
 class StoreTimes:
-    """What operations take with this many finished rollouts in the store: medians in ms."""
+    """The times of operations with this many finished rollouts in the store: medians in ms."""
 
     rollouts: int
     queued: int
     enqueue_ms: float  #: 500 prompts with 8 rollouts each
     claim_ms: float  #: 256 rollouts
     ingest_ms: float  #: 256 completions of 20 KB
-    status_ms: float  #: of the run that is that large
-    errors_ms: float  #: of the same
+    status_ms: float  #: of the large run
+    errors_ms: float  #: of the large run
     pull_ms: float  #: one group of 8 × 20 KB
-    raw_pull_ms: float  #: the same by hand
+    raw_pull_ms: float  #: the same in raw SQL
     export_ms: float  #: 200 rollouts of 20 KB
 
 
 def measure_growth(engine: Engine, *, rows: int) -> list[StoreTimes]:
-    """Fill a database for each size up to `rows`, then time every operation on all in turn."""
+    """Fill a database for each size up to `rows`, then time every operation on all of them."""
     sizes = [*(size for size in SIZES if size < rows), rows]
     stores = [_GrownStore(engine, size) for size in sizes]
     try:
@@ -78,13 +78,13 @@ def measure_growth(engine: Engine, *, rows: int) -> list[StoreTimes]:
 
 
 class _GrownStore:
-    """A database with a large run of the past, and one of today that is worked on."""
+    """A database with a large finished run, and a current one that the operations use."""
 
     def __init__(self, server: Engine, rollouts: int) -> None:
         self._rollouts = rollouts
         self._engine = open_database(server, f"grown_{rollouts}")
         fill(self._engine, rollouts=rollouts)
-        # The queue is a tenth of the store, and at least what is claimed and pulled below.
+        # The queue is a tenth of the store, and large enough for the claims and pulls below.
         queued = max(rollouts // 10, (_CLAIMS + 1) * BATCH)
         self._run = enqueue_prompts(self._engine, "today", prompts=queued // GROUP, n=GROUP)
         tidy(self._engine)
@@ -98,14 +98,14 @@ class _GrownStore:
         self._ms: dict[str, list[float]] = {}
 
     def time(self, operation: str) -> None:
-        """Do an operation once, and note what it took."""
+        """Run an operation once, and record its time."""
         work: Callable[[], object] = getattr(self, operation)
         started = perf_counter()
         work()
         self._ms.setdefault(operation, []).append((perf_counter() - started) * 1000)
 
     def medians(self) -> StoreTimes:
-        """Return what the operations took, without the first few that made the caches warm."""
+        """Return the median times, without the first ones, which warm the caches."""
         of = {name: median(ms[len(ms) // _WARM :]) for name, ms in self._ms.items()}
         count = text("SELECT count(*) FROM rollouts WHERE state = 'queued'")
         queued = transact(self._engine, lambda c: c.execute(count).scalar_one())
@@ -137,7 +137,7 @@ class _GrownStore:
         self._client.pull(next(self._steps), BatchSpec(groups=1))
 
     def raw_pull(self) -> None:
-        """Do what a pull does, by hand in one transaction: pick, mark, record, read."""
+        """Do the work of a pull in raw SQL, in one transaction: select, update, insert, read."""
         batch_id, name = uuid.uuid4(), f"raw-{next(self._steps)}"
         cursor = self._raw.cursor()
         cursor.execute(
@@ -178,7 +178,7 @@ class _GrownStore:
         self._engine.dispose()
 
 
-#: How often each operation is timed, in the order in which one makes work for the next.
+#: The number of timings of each operation, in the order in which one makes rows for the next.
 _OPERATIONS = {
     "enqueue": _ENQUEUES,
     "claim": _CLAIMS,
@@ -192,7 +192,7 @@ _OPERATIONS = {
 
 
 def growth_table(times: Sequence[StoreTimes]) -> str:
-    """A row per operation, a column per size, as a Markdown table."""
+    """Return a Markdown table with a row per operation and a column per size."""
     columns: list[Mapping[str, Any]] = [asdict(one) for one in times]
     heads = ["ms", *(f"{one.rollouts:,}" for one in times), "growth"]
     rows = [

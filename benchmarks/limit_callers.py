@@ -1,7 +1,8 @@
 """One process of a fleet: callers that call as fast as the limits allow.
 
 `limit_fleet.py` runs it with orders as JSON and writes the start time to stdin once all processes
-are up. Prints the time of each call, in the machine's monotonic clock, and the calls of Redis.
+are up. The output has the time of each call, in the machine's monotonic clock, and the number of
+calls of Redis.
 """
 
 import asyncio
@@ -17,7 +18,7 @@ ENDPOINT, MODEL = "http://127.0.0.1:9/v1", "m"
 
 
 async def call(limiter: Limiter, orders: dict, run: dict, grants: list) -> None:
-    """Repeat: wait for a lease, be in flight for a while, think for a while."""
+    """Repeat: wait for a lease, hold it for a while, pause."""
     while time.monotonic() < orders["until"]:
         lease = await limiter.acquire(
             run=run["run"], weight=run.get("weight", 1.0), estimated_tokens=run.get("tokens", 0)

@@ -1,6 +1,6 @@
 """Worker processes that share limits through a private Redis, and the times of their calls.
 
-Used by `limits.py` and by the tests of limits. Must not judge the results.
+`limits.py` and the tests of limits use it. Must not judge the results.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from pipeline.limits.store import LimitStore
 
 
 class PrivateRedis:
-    """A Redis server on a unix socket of its own; users may kill it."""
+    """A Redis server on its own unix socket; tests may kill it."""
 
     def __init__(self, program: Path, folder: Path) -> None:
         self.program, self.folder = program, folder
@@ -46,7 +46,7 @@ class PrivateRedis:
         raise AssertionError(f"{self.program} did not start: {(self.folder / 'log').read_text()}")
 
     def kill(self) -> None:
-        """End it, as a crash would."""
+        """Kill the server with SIGKILL."""
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
         self.socket.unlink(missing_ok=True)
@@ -69,7 +69,7 @@ class Report:
         return sum(g[3] for g in self.grants if since <= g[0] < until)
 
     def most_in_a_second(self, *, tokens: bool = False) -> int:
-        """Give the most granted in any window of one second."""
+        """Return the highest number of grants in any window of one second."""
         most = total = start = 0
         for grant in self.grants:
             total += grant[3] if tokens else 1
@@ -80,7 +80,7 @@ class Report:
         return most
 
     def most_in_flight(self) -> int:
-        """Give the most calls that were in flight at once."""
+        """Return the highest number of calls in flight at once."""
         moves = sorted([(g[0], 1) for g in self.grants] + [(g[1], -1) for g in self.grants])
         most = now = 0
         for _, move in moves:
@@ -101,13 +101,13 @@ class Fleet:
     until: float = 0.0
 
     async def limit(self, **limits: int | bool) -> None:
-        """Put limits in force."""
+        """Set the limits."""
         await self.store.set(ENDPOINT, MODEL, LimitSettings.model_validate(limits))
 
     async def start(
         self, *fleet: list[dict], seconds: float, lease_s: float = 2.0, **orders: float
     ) -> None:
-        """Start one process per list of runs; they begin together once all are up."""
+        """Start one process per list of runs; all begin together once all are up."""
         self.processes = []
         for runs in fleet:
             body = {"url": self.url, "prefix": self.prefix, "lease_s": lease_s, "runs": runs}

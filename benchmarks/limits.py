@@ -1,6 +1,6 @@
-"""The calls that three processes get under one limit of requests, then of tokens, and their cost.
+"""Measures the calls that three processes get under one limit of requests, then of tokens.
 
-Run by `python -m benchmarks limits`. All callers ask for more than the limit. Must not print.
+`python -m benchmarks limits` runs it. The demand of all callers exceeds the limit. Must not print.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pipeline.limits.store import LimitStore
 _PROCESSES = 3
 _CALLERS = 40
 _HOLD_S = 0.02
-#: Left out at both ends, where processes start and stop.
+#: Time left out at both ends, while processes start and stop.
 _EDGE_S = 0.5
 
 _REQUESTS_PER_S, _REQUEST_BURST = 200, 40
@@ -28,9 +28,9 @@ async def measure_limits(*, seconds: float) -> list[Figure]:
     """Let the processes call for `seconds` under each kind of limit.
 
     Raises:
-        ServiceUnavailable: There is no Redis to start.
+        ServiceUnavailable: No Redis program is installed.
     """
-    # Socket paths end at about 100 bytes.
+    # A short path, because socket paths are limited to about 100 bytes.
     with tempfile.TemporaryDirectory(prefix="lim") as folder:
         server = PrivateRedis(find_program(), Path(folder))
         server.start()

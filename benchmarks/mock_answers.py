@@ -1,7 +1,7 @@
-"""What the mock LLM says, and how a request is read without decoding its JSON.
+"""The answers of the mock LLM, and the reading of requests without decoding their JSON.
 
-Used by the mock server. A rollout is `turns - 1` calculator calls and then the final answer, as
-text (`Action: calculator(...)`) or, when the request offers `tools`, as native tool calls. The
+The mock server uses it. A rollout has `turns - 1` calculator calls and then the final answer, as
+text (`Action: calculator(...)`) or, if the request offers `tools`, as native tool calls. The
 answers are rendered once into HTTP templates. Must not: keep state between requests.
 """
 
@@ -25,10 +25,10 @@ _COMPLETION_TOKENS = 24
 
 
 def count_turns(body: bytes) -> int:
-    """How often the model has spoken in this request's messages.
+    """Return the number of the model's turns in this request's messages.
 
-    Neighbouring assistant messages are one turn: an agent may send thought and action apart. A
-    quoted `"assistant"` inside a text has its quotes escaped and so does not match.
+    Neighbouring assistant messages are one turn, because an agent may send thought and action
+    separately. Quotes inside a text are escaped, so `"assistant"` in a text does not match.
     """
     spoken = body.count(b'"assistant"')
     if spoken < 2:
@@ -41,9 +41,10 @@ def count_turns(body: bytes) -> int:
 
 
 def read_identity(body: bytes) -> str | None:
-    """The rollout a request belongs to: its `user` field, else the marker in its prompt.
+    """Return the rollout of a request: its `user` field, else the marker in its prompt.
 
-    The attempt is cut off a label (`math7-g000013-r3-a2`), so a second attempt is a repetition.
+    The attempt is removed from a label (`math7-g000013-r3-a2`), so that a second attempt counts as
+    a repetition.
     """
     if found := _USER.search(body):
         return without_attempt(found[1].decode())
@@ -53,12 +54,12 @@ def read_identity(body: bytes) -> str | None:
 
 
 def without_attempt(label: str) -> str:
-    """The rollout's label of an attempt's label."""
+    """Return the rollout's part of an attempt's label."""
     return _ATTEMPT.sub("", label)
 
 
 def draw_key(identity: str) -> str:
-    """The part of an identity that is the same in every run of a workload."""
+    """Return the part of an identity that is equal in all runs of a workload."""
     cut = identity.rfind("-g")
     return identity[cut + 1 :] if cut >= 0 else identity
 
@@ -77,10 +78,10 @@ class AnswerBook:
         self._native = [_template(_native_message(turn, self._last)) for turn in range(turns)]
 
     def answer(self, turn: int, call_no: int, body: bytes) -> bytes:
-        """The whole HTTP response for a turn; turns past the last repeat the final answer."""
+        """Return the HTTP response for a turn; turns after the last repeat the final answer."""
         native = b'"tools"' in body and _TOOLS.search(body) is not None
         template = (self._native if native else self._text)[min(turn, self._last)]
-        # A prompt's tokens are guessed, as long as they grow with it: nothing here counts them.
+        # An estimate; it only has to grow with the prompt.
         prompt_tokens = len(body) // 4
         return template % (call_no, prompt_tokens, prompt_tokens + _COMPLETION_TOKENS)
 
@@ -104,7 +105,7 @@ def http_response(status: str, payload: Any, *headers: str) -> bytes:
 
 
 def error_response(status: int, retry_after_s: float) -> bytes:
-    """A 429 or a 500 in the form OpenAI's API gives them."""
+    """Return a 429 or 500 response in the format of OpenAI's API."""
     if status == 429:
         error = {"message": "Rate limit reached (injected)", "type": "rate_limit_exceeded"}
         wait = f"retry-after: {retry_after_s:g}"

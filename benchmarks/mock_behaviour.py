@@ -1,8 +1,8 @@
 """How the mock LLM behaves: its latency and its injected errors, as a pure function of a seed.
 
-Used by the mock server for every call. The draws depend on the rollout, the turn and the try, not
-on the order of arrival, so two systems measured one after the other meet the same slow and failing
-calls. Must not: read a clock or keep state.
+The mock server uses it for every call. The draws depend on the rollout, the turn and the try, not
+on the order of arrival. So two systems that are measured one after the other get the same slow and
+failing calls. Must not: read a clock or keep state.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _UNIT = 1 / 2**64
 
 
 class Fate(NamedTuple):
-    """The status that one call ends with, and how long it takes."""
+    """The status and the latency of one call."""
 
     status: int
     delay_s: float
@@ -28,8 +28,8 @@ class Fate(NamedTuple):
 class MockBehaviour:
     """Latency (lognormal around `latency_ms` when `sigma` > 0), errors, and turns of a rollout.
 
-    Half of the errors are 429 with `Retry-After`, answered at once as a limiter does; half are
-    500 after the full latency.
+    Half of the errors are 429 with `Retry-After`, sent at once as by a rate limiter. The other half
+    are 500 after the full latency.
     """
 
     latency_ms: float = 0.0
@@ -49,7 +49,7 @@ class MockBehaviour:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> MockBehaviour:
-        """Build from decoded JSON; a misspelt field is an error that lists the known ones."""
+        """Build from decoded JSON; an unknown field raises an error that lists the known ones."""
         known = {field.name for field in fields(cls)}
         if unknown := set(values) - known:
             raise ValueError(f"unknown {sorted(unknown)}; known are {sorted(known)}")
@@ -60,7 +60,7 @@ class MockBehaviour:
         return asdict(self)
 
     def decide(self, rollout: str, turn: int, tries: int) -> Fate:
-        """Say what happens to the call `turn` of a rollout that was tried `tries` times before."""
+        """Return the fate of a rollout's call in turn `turn` after `tries` earlier tries."""
         if not self.sigma and not self.error_rate:
             return Fate(200, self.latency_ms / 1000)
         key = f"{self.seed}/{rollout}/{turn}/{tries}".encode()
@@ -74,6 +74,6 @@ class MockBehaviour:
     def _factor(self, random_bytes: bytes) -> float:
         if not self.sigma:
             return 1.0
-        # Half a unit up: inv_cdf is not defined at 0.
+        # Add half a unit, because inv_cdf is not defined at 0.
         share = (int.from_bytes(random_bytes, "big") + 0.5) * _UNIT
         return math.exp(self.sigma * _NORMAL.inv_cdf(min(share, 1 - 2**-53)))

@@ -1,8 +1,8 @@
-"""The state behind all connections of the mock LLM server, and one call through it.
+"""The state that all connections of the mock LLM server share, and one call.
 
-Used by the server's protocol only: it asks what a request's answer is and when it is due. In the
-fault campaign every call is also written to a history, and calls can be disturbed while the server
-runs. Must not: touch a socket.
+Only the server's protocol uses it, to get the answer of a request and the time when it is due. In
+the fault campaign every call is also written to a history, and calls can be disturbed while the
+server runs. Must not: touch a socket.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from benchmarks.mock_behaviour import MockBehaviour
 from benchmarks.mock_ledger import CallLedger
 
 _MODELS = {"object": "list", "data": [{"id": "mock", "object": "model", "owned_by": "mock"}]}
-#: Longer than any client waits: such a call is never answered.
+#: A latency longer than any client's timeout, for calls that are never answered.
 _NEVER_S = 1e6
 
 
@@ -75,7 +75,7 @@ class MockLLM:
         }
 
     def open_call(self, identity: str | None, body: bytes, now: float) -> Call:
-        """Count a call, and say when it is due and with what."""
+        """Count a call, and return it with its response and the time when that is due."""
         turn = count_turns(body)
         tries = self.ledger.begin(identity, turn)
         status, delay_s = self.behaviour.decide(draw_key(identity or "anonymous"), turn, tries)
@@ -96,7 +96,7 @@ class MockLLM:
         return Call(self.ledger, identity, turn, status, response, now + delay_s)
 
     def control(self, method: bytes, target: str, body: bytes) -> bytes:
-        """Answer everything that is not a model call."""
+        """Answer a request that is not a model call."""
         url = urlsplit(target)
         if url.path == "/stats":
             expected = parse_qs(url.query).get("expected")

@@ -1,7 +1,7 @@
-"""What the mock LLM has seen: calls, calls in flight, repeated and missing rollouts.
+"""The counts of the mock LLM: calls, calls in flight, repeated and missing rollouts.
 
-Written by the mock server, read through its `/stats`. It is the benchmark's witness: it counts on
-its own, whatever the measured system says of itself. Must not: decide any answer.
+The mock server writes them, and `/stats` returns them. The counts do not depend on the measured
+system's own figures. Must not: decide any answer.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class CallLedger:
         self.peak_in_flight = 0
 
     def begin(self, rollout: str | None, turn: int) -> int:
-        """Open a call, and say how often this call of this rollout was tried before."""
+        """Open a call, and return the number of earlier tries of the same call."""
         self.calls += 1
         self.in_flight += 1
         if self.in_flight > self.peak_in_flight:
@@ -66,7 +66,7 @@ class CallLedger:
         self.abandoned += 1
 
     def summary(self, expected: int | None = None) -> dict[str, Any]:
-        """Everything counted, as JSON values; `expected` rollouts make `missing` known."""
+        """Return all counts as JSON values; with `expected` rollouts also the missing ones."""
         rollouts = self._rollouts.values()
         finished = sum(calls.answers[-1] > 0 for calls in rollouts)
         return {

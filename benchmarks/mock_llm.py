@@ -1,9 +1,9 @@
 """A mock of an OpenAI-compatible LLM server, fast enough never to be the bottleneck.
 
-Own process (`python -m benchmarks.mock_llm`); `benchmarks.mock_server` starts it for benchmarks and
-for the fault campaign. Serves `/v1/chat/completions`, `/v1/models`, `/stats`, `/reset` and
-`/disturb`. One hand-written HTTP/1.1 protocol on uvloop; a request body is scanned, never decoded.
-Must not: import the product.
+The server is a process (`python -m benchmarks.mock_llm`), which `benchmarks.mock_server` starts for
+benchmarks and the fault campaign. The paths are `/v1/chat/completions`, `/v1/models`, `/stats`,
+`/reset` and `/disturb`. The HTTP/1.1 protocol is written by hand on uvloop; a request body is
+scanned, never decoded. Must not: import the product.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class MockConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from it
 
     def data_received(self, data: bytes) -> None:
-        """Serve what is complete."""
+        """Serve the complete requests in the buffer."""
         self._buffer = self._buffer + data if self._buffer else data
         while self._buffer and self._call is None and self._serve_one():
             pass
@@ -67,7 +67,7 @@ class MockConnection(asyncio.Protocol):
             self._call = None
 
     def _serve_one(self) -> bool:
-        """Serve one request off the buffer; False if it is not complete yet."""
+        """Serve one request from the buffer; False if the request is incomplete."""
         data = self._buffer
         head_end = data.find(b"\r\n\r\n")
         if head_end < 0:
@@ -127,7 +127,7 @@ class MockConnection(asyncio.Protocol):
 
 
 def _header(lowered_head: bytes, data: bytes, name: bytes) -> str | None:
-    """A header's value in its original case; the head is passed lowered, once, for the search."""
+    """Return a header's value in its original case; `lowered_head` is used for the search."""
     start = lowered_head.find(b"\r\n" + name + b":")
     if start < 0:
         return None
@@ -148,7 +148,7 @@ async def serve(mock: MockLLM) -> None:
     bound = server.sockets[0].getsockname()[1]
     ready = {"ready": True, "pid": os.getpid(), "port": bound}
     print(json.dumps({**ready, "base_url": f"http://127.0.0.1:{bound}/v1"}), flush=True)
-    # A benchmark that is killed leaves no server behind: its end of the pipe closes.
+    # If the benchmark is killed, its end of the pipe closes, and the server stops.
     loop.add_reader(sys.stdin.fileno(), lambda: os.read(0, 4096) or stop.set())
     await stop.wait()
     server.close()
@@ -160,7 +160,7 @@ def main() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     gc.freeze()
-    gc.set_threshold(50_000, 20, 20)  # rare: a collection is latency for all calls in flight
+    gc.set_threshold(50_000, 20, 20)  # rare, because a collection delays all calls in flight
     with contextlib.suppress(KeyboardInterrupt):
         uvloop.run(serve(MockLLM(behaviour, history)))
 

@@ -1,7 +1,7 @@
-"""The mock LLM server as a child process: started, set to a workload, asked what it saw, stopped.
+"""The mock LLM server as a child process: start, configure, read its counts, stop.
 
-Used by the benchmark runs, the fault campaign and the tests. The child ends with its
-parent, whatever ends that one. Must not: know what is measured.
+The benchmark runs, the fault campaign and the tests use it. The child ends when its parent ends for
+any reason. Must not: depend on the measured system.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class MockServer:
         self._ask("/reset", body)
 
     def stats(self, *, expected: int | None = None) -> dict[str, Any]:
-        """What the server counted since the last reset."""
+        """Return the server's counts since the last reset."""
         return self._ask("/stats" if expected is None else f"/stats?expected={expected}")
 
     def disturb(self, **values: float) -> None:
-        """Answer badly for a while, see `MockLLM`; without values answers are good again."""
+        """Inject failures for a while, see `MockLLM`; without values injection stops."""
         self._ask("/disturb", json.dumps(values).encode())
 
     def close(self) -> None:

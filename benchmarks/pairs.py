@@ -1,7 +1,7 @@
-"""Measuring on a noisy machine: two subjects in turn, A B A B, compared pair by pair.
+"""Measurements on a noisy machine: two subjects run alternately, A B A B, compared pair by pair.
 
-Run by the bench commands. A ratio is taken within a pair, whose halves ran one after the other, and
-the median over pairs is what counts. Must not: print or judge.
+The bench commands run it. Each ratio is of one pair, whose halves ran one after the other. The
+result is the median over pairs. Must not: print or judge.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ class Comparison:
 
     @property
     def workload(self) -> str:
-        """The workload both did."""
+        """The workload of both."""
         return self.pairs[0][0].workload
 
     @property
     def baseline(self) -> str:
-        """The name of what is compared against."""
+        """The name of the baseline."""
         return self.pairs[0][0].subject
 
     @property
     def subject(self) -> str:
-        """The name of what is compared."""
+        """The name of the subject."""
         return self.pairs[0][1].subject
 
     def ratios(self, metric: str) -> list[float]:

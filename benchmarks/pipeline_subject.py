@@ -1,7 +1,7 @@
 """The pipeline as a subject: private Postgres and Redis, a controller, workers, all durable.
 
-Compared with the bare loops by `goals.py`. Nothing is switched off that production has on:
-fsync, task events, heartbeats. Must not: reach into the pipeline's processes.
+`goals.py` compares it with the bare loops. All features of production are on: fsync, task events,
+heartbeats. Must not: change the pipeline's processes.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class PipelineSubject:
 
     Args:
         workers: Worker processes.
-        concurrency: Attempts each of them runs at once.
+        concurrency: Concurrent attempts of each worker.
         client: Model client, `sdk` or `lean`.
-        collectors: Collectors; beyond the controller's own, each in a process of its own.
+        collectors: Number of collectors; the first is in the controller, others in own processes.
         broker_url: A broker instead of the private Redis; its CPU is then not counted.
-        commit_times: Have Postgres keep when each transaction committed.
+        commit_times: Turn on track_commit_timestamp in Postgres.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class PipelineSubject:
         self._broker_url = broker_url
         self._commit_times = commit_times
         self._stack = ExitStack()
-        self.run = ""  #: slug of the run under way, or of the last one
+        self.run = ""  #: slug of the current run, or of the last one
 
     def __enter__(self) -> Self:
         folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="rb-")))
@@ -112,7 +112,7 @@ class PipelineSubject:
 
     @property
     def engine(self) -> Engine:
-        """The store, for measuring what was stored."""
+        """The engine of the store, for queries of the results."""
         return self._engine
 
     @property
@@ -121,11 +121,11 @@ class PipelineSubject:
         return [pid for name, pid in self._pids.items() if name.startswith("worker")]
 
     def resident_bytes(self) -> dict[str, int]:
-        """What each process holds in memory now; 0 for one that is gone."""
+        """Return the resident memory of each process; 0 for one that has ended."""
         return {name: resident_bytes(pid) for name, pid in self._pids.items()}
 
     def measure(self, workload: Workload, mock: MockServer) -> Measurement:
-        """Enqueue the workload as a run of its own and wait until all of it is stored."""
+        """Enqueue the workload as a new run and wait until all outcomes are stored."""
         mock.reset(MockBehaviour())
         self.run_once(workload.resized(rollouts=100), mock)
         mock.reset(workload.behaviour)
@@ -152,7 +152,7 @@ class PipelineSubject:
         meanwhile: Callable[[], None] = lambda: None,
         group: int = 1,
     ) -> int:
-        """Enqueue a run, call `meanwhile`, wait until all is stored; return the rewarded ones."""
+        """Enqueue a run, call `meanwhile`, wait for all outcomes; return the number of rewards."""
         self.run = f"{workload.name.lower()}-{uuid.uuid4().hex[:6]}"
         prompts = (
             Prompt(number, {"content": row["prompt"], "answer": row["answer"]})
@@ -181,11 +181,11 @@ class PipelineSubject:
         return counts["rewarded"]
 
     def finished(self) -> int:
-        """Return how many rollouts of the run under way are done."""
+        """Return the number of finished rollouts of the current run."""
         return self._counts()["closed"]
 
     def connections(self) -> dict[str, int]:
-        """Return how many connections the deployment holds to Postgres and to Redis."""
+        """Return the numbers of the deployment's connections to Postgres and to Redis."""
         query = text("SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'")
         pool: Any = self._engine.pool
         with self._engine.connect() as connection:
@@ -198,7 +198,7 @@ class PipelineSubject:
         return found
 
     def held_by(self, number: int) -> int:
-        """Return how many attempts a worker has said it runs."""
+        """Return the number of running attempts that a worker has reported."""
         query = text("""
             SELECT count(*) FROM attempts
             WHERE state = 'running' AND worker_id LIKE :of_process
@@ -208,7 +208,7 @@ class PipelineSubject:
             return connection.execute(query, of_process).scalar_one()
 
     def executed_again(self) -> int:
-        """Return how many rollouts have an attempt that began after another had succeeded."""
+        """Return the number of rollouts with an attempt that began after another succeeded."""
         query = text("""
             SELECT count(DISTINCT later.rollout_id)
             FROM attempts won JOIN attempts later USING (rollout_id) JOIN runs ON

@@ -1,8 +1,8 @@
 """CPU and memory of whole process trees, read from /proc.
 
-Used by every benchmark run, with one root per part: the system under test, Postgres, the broker,
-the mock. Finished children count: a parent that waits for them has their time in its own record,
-and for orphans the last sample is kept. Must not: touch the processes it watches.
+Every benchmark run uses it, with one root per part: the system under test, Postgres, the broker,
+the mock. The figures include finished children: the record of a parent that waited for them has
+their time, and for orphans the last sample is kept. Must not: influence the processes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MEMORY_EVERY = 5  # samples; reading PSS walks the page tables of the process
 
 @dataclass(frozen=True, slots=True)
 class ProcessRecord:
-    """One line of /proc/PID/stat; `reaped` is what its waited-for children used."""
+    """One line of /proc/PID/stat; `reaped` is the CPU time of its reaped children."""
 
     pid: int
     parent: int
@@ -31,13 +31,13 @@ class ProcessRecord:
 
     @property
     def key(self) -> tuple[int, int]:
-        """What a pid that is used again does not share."""
+        """Pid and start time, which differ if a pid is reused."""
         return self.pid, self.started
 
 
 @dataclass(slots=True)
 class TreeUsage:
-    """What one tree has used; memory peaks are since the meter began to sample."""
+    """The usage of one tree; memory peaks are those since the meter began to sample."""
 
     cpu_s: float = 0.0
     peak_process_rss_bytes: int = 0
@@ -45,7 +45,7 @@ class TreeUsage:
 
 
 class ProcessMeter:
-    """Adds up what named trees use. A root inside another root's tree counts as itself only."""
+    """Adds up the usage of named trees. A root inside another root's tree counts only as itself."""
 
     def __init__(self, roots: Mapping[str, int]) -> None:
         self._roots = {pid: name for name, pid in roots.items()}
@@ -75,7 +75,7 @@ class ProcessMeter:
 
     @contextmanager
     def measuring(self) -> Iterator[dict[str, TreeUsage]]:
-        """Sample during the block; the dict it yields holds the block's own usage afterwards."""
+        """Sample during the block; afterwards the yielded dict has the usage of the block."""
         before = self.usage()
         used: dict[str, TreeUsage] = {}
         stop = threading.Event()
@@ -105,13 +105,13 @@ class ProcessMeter:
         members: dict[tuple[int, int], tuple[str, ProcessRecord]] = {}
         for record in alive.values():
             known = self._members.get(record.key)
-            # Once a member, always: an orphan still belongs to the tree that it came from.
+            # Membership is permanent, so that an orphan still belongs to its original tree.
             name = known[0] if known else self._tree_of(record, alive)
             if name is not None:
                 members[record.key] = name, record
         parents = {record.pid for _, record in self._members.values()}
         for key, (name, record) in self._members.items():
-            # Reaped by a member, its time is in that one's record; reaped by others, kept here.
+            # If a member reaped the process, that member's record has its time; otherwise keep it.
             if key not in members and record.parent not in parents:
                 self._gone_ticks[name] += record.own + record.reaped
         self._members = members
@@ -140,10 +140,10 @@ class ProcessMeter:
 
 
 def read_processes() -> Iterator[ProcessRecord]:
-    """Every process there is, without those that end during the reading."""
+    """Yield all processes, except those that end during the reading."""
     for entry in os.scandir("/proc"):
         if entry.name.isdigit() and (text := _read(f"/proc/{entry.name}/stat")):
-            # The name in parentheses may hold blanks and parentheses itself.
+            # The name in parentheses may itself contain blanks and parentheses.
             fields = text[text.rindex(")") + 2 :].split()
             yield ProcessRecord(
                 pid=int(entry.name),
@@ -155,12 +155,12 @@ def read_processes() -> Iterator[ProcessRecord]:
 
 
 def resident_bytes(pid: int) -> int:
-    """What one process holds in memory now, its children not counted; 0 if it is gone."""
+    """Return the resident memory of one process without its children; 0 if it has ended."""
     return _read_kib(pid, "status", "VmRSS:")
 
 
 def _read_kib(pid: int, file: str, field: str) -> int:
-    """A field of a status file in bytes; 0 for a process that is gone or hidden from us."""
+    """Return a field of a status file in bytes; 0 for a process that has ended or is hidden."""
     for line in _read(f"/proc/{pid}/{file}").splitlines():
         if line.startswith(field):
             return int(line.split()[1]) * 1024

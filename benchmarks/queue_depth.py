@@ -1,7 +1,7 @@
-"""What handing out work takes while a hundred thousand requests wait on the broker.
+"""The time to publish requests while a hundred thousand of them wait on the broker.
 
-Called by `goals.py` with the store's benchmarks; on a private Redis. Must not: use a shortcut that
-the dispatcher does not take.
+`goals.py` calls it with the store's benchmarks; the broker is a private Redis. Must not: use a
+shortcut that the dispatcher does not use.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from pipeline.store.runs import Run
 
 QUEUE = "deep"
 _BATCH = 256
-#: Batches at each end of the filling that count.
+#: Number of measured batches at the beginning and at the end of the filling.
 _ENDS = 20
 
 
 def measure_publish(*, depth: int) -> tuple[float, float]:
-    """Return ms to publish 256 requests to an empty queue, and with `depth` waiting in it."""
+    """Return ms to publish 256 requests to an empty queue, and to one with `depth` messages."""
     with TemporaryDirectory(prefix="rb-") as folder:
         Path(folder).chmod(0o755)
         services = EmbeddedServices(Path(folder) / "data")

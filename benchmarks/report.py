@@ -1,7 +1,7 @@
-"""What a bench run says at its end: a table for people, JSON for machines, and on which machine.
+"""The output of a bench run: tables in Markdown, JSON, and the description of the machine.
 
-Fed by the bench commands with comparisons and figures. A figure that misses its goal stays in the
-table, marked. Must not: measure or leave out.
+The bench commands pass comparisons and figures. A figure that misses its goal stays in the table,
+marked. Must not: measure, or leave out a figure.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PACKAGES = ("openai", "aiohttp", "uvloop", "celery", "psycopg", "redis", "rollo
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One figure beside its goal. Without `must` it is information."""
+    """One figure and its goal. Without `must` the figure is information only."""
 
     goal: str
     measure: str
@@ -37,7 +37,7 @@ class Figure:
 
     @property
     def verdict(self) -> str:
-        """`stretch`, `must` or `missed`: the best that the value reaches; empty without a goal."""
+        """`stretch`, `must` or `missed`: the highest goal that is reached; empty without a goal."""
         if self._reaches(self.stretch):
             return "stretch"
         if self._reaches(self.must):
@@ -51,7 +51,7 @@ class Figure:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were measured on; no host name."""
+    """Return a description of this machine, without its host name."""
     return {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "cpu": _first("/proc/cpuinfo", "model name"),
@@ -65,7 +65,7 @@ def machine() -> dict[str, Any]:
 
 
 def figure_table(figures: Iterable[Figure]) -> str:
-    """Every figure with must, stretch and what it reached, as a Markdown table."""
+    """Return a Markdown table of the figures with must, stretch and verdict."""
     rows = [
         [
             figure.goal,
@@ -82,7 +82,7 @@ def figure_table(figures: Iterable[Figure]) -> str:
 
 
 def comparison_table(comparisons: Iterable[Comparison]) -> str:
-    """A row per workload: medians of both sides and the median ratio, as a Markdown table."""
+    """Return a Markdown table with a row per workload: both medians and the median ratio."""
     rows: list[list[str]] = []
     for found in comparisons:
         cpu = found.medians(lambda measured: measured.cpu_ms_per_rollout)
@@ -105,7 +105,7 @@ def comparison_table(comparisons: Iterable[Comparison]) -> str:
 
 
 def soak_table(found: Soak) -> str:
-    """Each process's memory in MiB over the tenths of a long run, and the last over the second."""
+    """Return a table of each process's MiB in the tenths of a long run, and its growth."""
     rows = [
         [name, *(f"{held / 2**20:.0f}" for held in parts), f"{found.growth(name):.3f}"]
         for name, parts in found.memory.items()
@@ -131,7 +131,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def to_json(
     figures: Iterable[Figure] = (), comparisons: Iterable[Comparison] = ()
 ) -> dict[str, Any]:
-    """Everything measured, with the command that measured it."""
+    """Return all figures, with the command that measured them."""
     return {
         "command": " ".join(["python -m benchmarks", *sys.argv[1:]]),
         "machine": machine(),
@@ -141,7 +141,7 @@ def to_json(
 
 
 def _seen(found: Comparison) -> str:
-    """The worst of the subject's runs by the mock's own count, and how busy it was at most."""
+    """Return the mock's worst counts of the subject's runs, and its highest load."""
     seen = [subject.seen for _, subject in found.pairs]
     busy = max(run.mock_share for pair in found.pairs for run in pair)
     peak = min(one["peak_in_flight"] for one in seen)

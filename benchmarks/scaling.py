@@ -1,7 +1,7 @@
-"""More worker and collector processes on one machine: throughput, and where the CPU goes.
+"""More worker and collector processes on one machine: throughput, and CPU time by part.
 
-Run by `python -m benchmarks scaling`. W0, whose model answers at once, so that nothing waits but
-for a processor. Must not: print.
+`python -m benchmarks scaling` runs it. The workload is W0, whose model answers at once, so that
+only the CPU limits the throughput. Must not: print.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from benchmarks.report import table
 from benchmarks.subjects import Measurement
 from benchmarks.workloads import WORKLOADS
 
-#: (worker processes, collectors); 500 attempts are in flight in all.
+#: (worker processes, collectors); the total of attempts in flight is 500.
 DEPLOYMENTS = ((1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (4, 2))
 IN_FLIGHT = 500
 SCALING_ROLLOUTS = 3_000
-#: A machine whose processors are busy for this share of the time has no more to give.
+#: From this load on the machine's cores count as the limit.
 _BUSY = 0.9
 
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """What one arrangement of processes came to."""
+    """The results of one number of worker and collector processes."""
 
     workers: int
     collectors: int
@@ -35,13 +35,13 @@ class Deployment:
     rollouts: int
     rollouts_per_s: float
     cpu_ms: dict[str, float]  #: per rollout, by part
-    cores_used: float  #: by all parts, the mock included
-    busiest: tuple[str, float]  #: the process that used most, and how many cores that was
+    cores_used: float  #: by all parts, including the mock
+    busiest: tuple[str, float]  #: the process with the most CPU time, and its number of cores
     connections: dict[str, int]  #: to Postgres and to the broker
 
     @property
     def limit(self) -> str:
-        """What ran out: all cores, or the one core that a Python process can use."""
+        """The limit that was reached: all cores, or the one core of a Python process."""
         cores = len(os.sched_getaffinity(0))
         if self.cores_used >= _BUSY * cores:
             return f"all {cores} cores"
@@ -54,7 +54,7 @@ class Deployment:
 
 
 def measure_scaling(*, rollouts: int = SCALING_ROLLOUTS) -> list[Deployment]:
-    """Measure W0 on each arrangement of processes."""
+    """Measure W0 with each number of processes."""
     load = WORKLOADS["W0"].resized(rollouts=rollouts)
     found: list[Deployment] = []
     with MockServer() as mock:
@@ -72,7 +72,7 @@ def measure_scaling(*, rollouts: int = SCALING_ROLLOUTS) -> list[Deployment]:
 
 
 def scaling_table(found: Sequence[Deployment]) -> str:
-    """A row per arrangement, CPU by part, as a Markdown table."""
+    """Return a Markdown table with a row per deployment and the CPU time by part."""
     parts = list(dict.fromkeys(part for one in found for part in one.cpu_ms))
     heads = ["workers", "collectors", "rollouts/s", *(f"{part} ms" for part in parts), "cores used"]
     rows = [
@@ -95,7 +95,7 @@ def _deployment(
 ) -> Deployment:
     cpu_ms: dict[str, float] = {}
     for name, usage in measured.usage.items():
-        # worker-0, worker-1 … are one part.
+        # worker-0, worker-1 … count as one part.
         part = name.partition("-")[0]
         cpu_ms[part] = cpu_ms.get(part, 0.0) + 1000 * usage.cpu_s / measured.rollouts
     used = {name: usage.cpu_s / measured.wall_s for name, usage in measured.usage.items()}

@@ -1,7 +1,7 @@
-"""Whether memory stays flat: one long run, and what its processes held in each tenth of it.
+"""Memory over a long run: the resident memory of its processes in each tenth of the run.
 
-Run by `python -m benchmarks soak`. A tenth's figure is the median of a sample a second. The first
-tenth is warm-up; what counts is the last tenth over the second. Must not: print.
+`python -m benchmarks soak` runs it. A tenth's figure is the median of one sample per second. The
+first tenth is warm-up; the result is the ratio of the last tenth to the second. Must not: print.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from benchmarks.pipeline_subject import PipelineSubject
 from benchmarks.workloads import Workload
 
 PARTS = 10
-#: The last tenth may hold this much of what the second one held.
+#: Highest ratio of the last tenth to the second.
 MOST_GROWTH = 1.10
 _SAMPLE_S = 1.0
 _GROUP = 8
@@ -26,7 +26,7 @@ _GROUP = 8
 
 @dataclass(frozen=True, slots=True)
 class Soak:
-    """What a long run came to; memory is resident bytes, by process, in each tenth of the run."""
+    """The result of a long run; memory is resident bytes by process in each tenth of the run."""
 
     workload: str
     rollouts: int
@@ -35,12 +35,12 @@ class Soak:
     memory: Mapping[str, Sequence[float]]
 
     def growth(self, process: str) -> float:
-        """Return the last tenth over the second."""
+        """Return the ratio of the last tenth to the second."""
         return self.memory[process][-1] / self.memory[process][1]
 
     @property
     def is_flat(self) -> bool:
-        """Whether neither the controller nor a worker holds more at the end."""
+        """Whether the memory of the controller and of all workers stayed flat."""
         ours = [name for name in self.memory if name.startswith(("controller", "worker"))]
         return all(self.growth(name) <= MOST_GROWTH for name in ours)
 
@@ -51,7 +51,7 @@ class Soak:
 
 
 def measure_soak(workload: Workload) -> Soak:
-    """Run the workload in groups of eight, as one run, and watch who holds how much meanwhile."""
+    """Run the workload in groups of eight, as one run, and sample the memory meanwhile."""
     samples: list[tuple[int, Mapping[str, int]]] = []
     stop = threading.Event()
     with (
@@ -84,10 +84,10 @@ def measure_soak(workload: Workload) -> Soak:
 def memory_by_part(
     samples: Sequence[tuple[int, Mapping[str, int]]], *, total: int
 ) -> dict[str, list[float]]:
-    """Return each process's median in each tenth, by what was finished when it was sampled.
+    """Return each process's median in each tenth; finished rollouts assign a sample to its tenth.
 
     Raises:
-        ValueError: A tenth has no sample: the run was too short.
+        ValueError: A tenth has no sample, because the run was too short.
     """
     parts: list[list[Mapping[str, int]]] = [[] for _ in range(PARTS)]
     for finished, held in samples:

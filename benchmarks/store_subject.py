@@ -1,7 +1,7 @@
-"""A private, durable Postgres for the store's benchmarks, and rows to fill it with.
+"""A private, durable Postgres for the store's benchmarks, and rows to fill it.
 
-Used by `benchmarks/store.py`. Filled rows are written by SQL in the shape the pipeline leaves them
-in. Must not: measure.
+`benchmarks/store.py` uses it. SQL statements write rows in the same form as the pipeline. Must not:
+measure.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ GROUP = 8
 BODY_BYTES = 20_000
 PAST_RUN = "past"
 
-#: One rollout of each tenth group failed for good; one of each fifth needed a second attempt.
+#: In each tenth group one rollout failed; in each fifth group one needed a second attempt.
 _FILL = """
 CREATE TEMPORARY TABLE filled ON COMMIT DROP AS
 SELECT (block || substr(gen_random_uuid()::text, 5))::uuid AS group_id, block,
@@ -79,7 +79,7 @@ FROM filled_rollouts, unnest(ARRAY['queued', 'dispatched']) AS before
 
 @contextmanager
 def private_store() -> Iterator[tuple[Engine, Path]]:
-    """Yield an engine on a migrated, durable server of its own, and the server's folder."""
+    """Yield an engine on a new, migrated, durable server, and the server's folder."""
     with tempfile.TemporaryDirectory(prefix="rb-") as folder:
         Path(folder).chmod(0o755)
         services = EmbeddedServices(Path(folder) / "data")
@@ -93,7 +93,7 @@ def private_store() -> Iterator[tuple[Engine, Path]]:
 
 
 def fill(engine: Engine, *, rollouts: int) -> None:
-    """Make the past run hold at least this many finished rollouts, then tidy the tables."""
+    """Fill the past run up to at least this many finished rollouts, then vacuum the tables."""
     transact(engine, lambda c: create_run(c, PAST_RUN, RunConfig(n=GROUP)))
     with engine.begin() as connection:
         held = connection.execute(
@@ -122,7 +122,7 @@ def open_database(engine: Engine, name: str) -> Engine:
 
 
 def tidy(engine: Engine) -> None:
-    """Do what autovacuum does in time."""
+    """Vacuum and analyze at once, instead of waiting for autovacuum."""
     with engine.connect() as connection:
         connection.execution_options(isolation_level="AUTOCOMMIT").execute(text("VACUUM ANALYZE"))
 

@@ -1,7 +1,7 @@
-"""What is measured, behind one interface: a subject does a workload and hands back a measurement.
+"""The interface of measured systems: a subject runs a workload and returns a measurement.
 
 The bare loops are here; the pipeline's subject implements the same protocol. The bench runs pairs
-of them against one mock server. Must not: compare (that is `benchmarks.report`).
+of them against one mock server. Must not: compare (`benchmarks.report` does).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MOCK = "mock"
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One run of one subject. `usage` has a tree per part; the mock's own is not the subject's."""
+    """One run of one subject. `usage` has a tree per part, including the mock."""
 
     subject: str
     workload: str
@@ -33,35 +33,35 @@ class Measurement:
     wall_s: float
     usage: Mapping[str, TreeUsage]
     seen: Mapping[str, Any] = field(default_factory=dict)
-    """What the mock counted, with `expected` set to the workload's rollouts."""
+    """The mock's counts, with `expected` set to the workload's rollouts."""
 
     @property
     def cpu_s(self) -> float:
-        """CPU of everything but the mock: broker and database included."""
+        """CPU seconds of all parts except the mock, including broker and database."""
         return sum(used.cpu_s for name, used in self.usage.items() if name != MOCK)
 
     @property
     def mock_share(self) -> float:
-        """Share of the time for which the mock, which has one thread, was busy."""
+        """Share of the time in which the mock's only thread was busy."""
         return self.usage[MOCK].cpu_s / self.wall_s
 
     @property
     def cpu_ms_per_rollout(self) -> float:
-        """CPU by rollout asked for."""
+        """CPU per requested rollout."""
         return 1000 * self.cpu_s / self.rollouts
 
     @property
     def rollouts_per_s(self) -> float:
-        """Finished rollouts by wall time."""
+        """Finished rollouts per second of wall time."""
         return self.finished / self.wall_s
 
     @property
     def peak_rss_bytes(self) -> int:
-        """Of the largest process that is not the mock, as the kernel kept it."""
+        """Peak memory of the largest process except the mock, as counted by the kernel."""
         return max(used.peak_process_rss_bytes for n, used in self.usage.items() if n != MOCK)
 
     def to_json(self) -> dict[str, Any]:
-        """The fields and what follows from them."""
+        """Return the fields and the figures computed from them."""
         return {
             **asdict(self),
             "cpu_ms_per_rollout": round(self.cpu_ms_per_rollout, 3),
@@ -70,23 +70,23 @@ class Measurement:
 
 
 class Subject(Protocol):
-    """A system that can do a workload."""
+    """A system that can run a workload."""
 
     name: str
 
     def measure(self, workload: Workload, mock: MockServer) -> Measurement:
-        """Reset the mock, do all rollouts, and say what that took. Start-up is not measured."""
+        """Reset the mock, run all rollouts, and return the measurement, without the start-up."""
         ...
 
 
 class BareLoop:
-    """B1 or B2 in a process of its own."""
+    """B1 or B2 in its own process."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     def measure(self, workload: Workload, mock: MockServer) -> Measurement:
-        """Start a warm loop, let it run the workload, end it."""
+        """Start a loop, warm it up, let it run the workload, end it."""
         mock.reset(MockBehaviour(turns=workload.behaviour.turns))
         options = {
             "--base-url": mock.base_url,
@@ -105,7 +105,7 @@ class BareLoop:
             try:
                 return self._run(process, workload, mock)
             finally:
-                process.kill()  # nothing is lost: its result is read, or it has failed
+                process.kill()  # loses nothing: its result is read, or it has failed
 
     def _run(
         self, process: subprocess.Popen[str], workload: Workload, mock: MockServer

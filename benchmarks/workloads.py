@@ -1,7 +1,7 @@
 """The workloads of the benchmark, as values.
 
-Read by the bare loops, the mock server's handle and the pipeline's subject, so that all of them do
-the same rollouts against the same answers. Must not: start anything or read a clock.
+The bare loops, `MockServer` and the pipeline's subject use them, so that all run the same rollouts
+against the same answers. Must not: start a process or read a clock.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ QUESTION = "What is 17 times 23, and 9 more? Use the calculator."
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """How many rollouts, how many at once, and how the LLM behaves meanwhile."""
+    """The number of rollouts, the concurrency, and the behaviour of the LLM."""
 
     name: str
     behaviour: MockBehaviour
@@ -28,12 +28,12 @@ class Workload:
 
     @property
     def calls(self) -> int:
-        """LLM calls of the whole workload when none fails."""
+        """LLM calls of the whole workload without failures."""
         return self.rollouts * self.behaviour.turns
 
     @property
     def ideal_s(self) -> float:
-        """Wall time if nothing but the median latency took time; 0 for W0."""
+        """Wall time if only the median latency took time; 0 for W0."""
         waves = math.ceil(self.rollouts / self.in_flight)
         return waves * self.behaviour.turns * self.behaviour.latency_ms / 1000
 
@@ -48,13 +48,13 @@ class Workload:
         )
 
     def rows(self) -> Iterator[dict[str, str]]:
-        """One dataset row per rollout; `prompt` carries the marker that the mock counts by."""
+        """Yield one dataset row per rollout; `prompt` contains the marker that the mock counts."""
         for number in range(self.rollouts):
             yield {"prompt": f"{QUESTION} [row {number}]", "answer": FINAL_ANSWER}
 
 
 def label(run: str, number: int) -> str:
-    """The name of a rollout, in the form the pipeline's own labels have."""
+    """Return the label of a rollout, in the form of the pipeline's labels."""
     return f"{run}-g{number:06d}-r0"
 
 

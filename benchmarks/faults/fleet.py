@@ -103,10 +103,6 @@ class Fleet:
         member.process.end(timeout_s)
         return member.process.wait(1)
 
-    def log_of(self, member: Member) -> str:
-        """Return all that a member has written."""
-        return member.process.log.read_text(errors="replace")
-
     def logs(self, kind: str) -> str:
         """Return all that the members of a kind have written, in all their lives."""
         found = sorted(self._logs.glob(f"{kind}-*.log"))
