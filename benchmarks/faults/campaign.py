@@ -1,7 +1,7 @@
 """The long form of the fault suite: one deployment, every fault, thousands of rollouts, a table.
 
-Run by `python -m benchmarks faults`. The order of faults and all that is
-drawn follows from the seed; what the machine makes of it does not. Must not: hide a violation.
+`python -m benchmarks faults` runs it. The seed determines the order of faults and all random
+choices, but not their timing. Must not: hide a violation.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from pipeline.limits.settings import LimitSettings
 from pipeline.limits.store import LimitStore
 from pipeline.settings import LeaseSettings
 
-#: A fifth of production's. Shorter ones run out while workers start hundreds of rollouts at once.
+#: A fifth of production's. Shorter leases expire while workers start hundreds of rollouts at once.
 _LEASE = LeaseSettings(heartbeat_s=1.0, lease_s=6.0, grace_s=3.0, poll_s=0.25)
 
-#: Three workers that can hold 500 rollouts, and rollouts that last for seconds.
+#: Three workers with 200 concurrent attempts each, and rollouts that last for seconds.
 BIG = Size(
     workers=3,
     concurrency=200,
@@ -52,9 +52,9 @@ BIG = Size(
 DRAINED_IN_FLIGHT = 500
 LIMIT_PER_S, LIMIT_BURST = 100, 50
 
-#: As in production; rollouts of a second, so that the lease is what recovery consists of.
+#: Leases as in production; rollouts take a second, so that recovery is mainly the lease.
 REAL_LEASE = Size(model_timeout_s=30.0, lease=LeaseSettings())
-#: Of recovery from a killed worker, beyond the lease.
+#: Longest recovery from a killed worker, beyond the lease.
 PROMISED_S = 5.0
 
 _PATIENCE_S = 900.0
@@ -69,18 +69,18 @@ def run_campaign(
     size: Size = BIG,
     say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
 ) -> Campaign:
-    """Run every fault on a deployment of its own and judge what is left.
+    """Run every fault on a separate deployment and check the invariants.
 
     Args:
         broker: `redis` or `rabbitmq`.
-        rollouts: In the phase that has most of the faults; the others are smaller.
-        seed: Of everything that is drawn.
-        size: Of the deployment.
-        say: Told what happens.
+        rollouts: Rollouts of the phase with most of the faults; the others are smaller.
+        seed: Seed of all random choices.
+        size: Size of the deployment.
+        say: Called with lines of progress.
 
     Raises:
         BrokerMissing: This machine cannot start the broker.
-        TimeoutError: Something did not end; says what.
+        TimeoutError: A phase did not end; the message has the state.
     """
     campaign = Campaign(broker, seed, rollouts, size.lease.lease_s)
     groups = max(8, rollouts // GROUP_SIZE)
@@ -115,7 +115,7 @@ class _Course:
 
     @contextmanager
     def phase(self, name: str, *, groups: int, **options: Any) -> Iterator[FaultRun]:
-        """Begin a run, let the block harm it, and judge it when all has ended."""
+        """Begin a run, let the block inject faults, and check the invariants after its end."""
         self._say(f"{name}: {groups * GROUP_SIZE} rollouts")
         run = FaultRun(self._deployment, groups=groups, **options)
         yield run
@@ -130,9 +130,9 @@ class _Course:
         self._say(f"  done in {figures.wall_s:.1f} s, {figures.repeated} repeated")
 
     def storm(self, groups: int) -> None:
-        """Every fault in a drawn order, again and again while there is work; trainers die too."""
+        """Inject all faults in random order while rollouts are left; trainers are killed too."""
         deployment = self._deployment
-        # One worker's clock is wrong from the beginning (C16); two of each service work (C17).
+        # One worker's clock is wrong from the beginning (C16); two of each service run (C17).
         deployment.fleet.retire(deployment.workers[0])
         deployment.add_worker({worker.SKEW_VARIABLE: "300"})
         deployment.wait_ready()
@@ -153,7 +153,7 @@ class _Course:
         deployment.calm()
 
     def drain(self) -> None:
-        """SIGTERM of a worker that holds 500 rollouts."""
+        """Send SIGTERM to a worker with 500 running rollouts."""
         deployment = self._deployment
         for member in deployment.workers:
             deployment.fleet.retire(member)
@@ -172,7 +172,7 @@ class _Course:
         deployment.calm()
 
     def say_twice(self, groups: int) -> None:
-        """Every message of every process twice, half of them late."""
+        """Send every message of every process twice, half of them late."""
         deployment = self._deployment
         for member in (*deployment.workers, *deployment.controllers):
             deployment.fleet.retire(member)
@@ -185,7 +185,7 @@ class _Course:
         deployment.calm()
 
     def deeds(self) -> None:
-        """A rollout that kills its workers, and two that block their loops."""
+        """Run a rollout that kills its workers, and two that block their event loops."""
         blocked_s = 2 * self._deployment.size.lease.lease_s
         block = {"deed": "block_loop", "deed_s": blocked_s}
         deeds = {0: {"deed": "kill_worker"}, 5: block, 9: block}
@@ -198,7 +198,7 @@ class _Course:
         self._deployment.calm()
 
     def limited(self) -> None:
-        """A storm of 429 while all workers share a limit."""
+        """Answer most calls with 429 while all workers share a limit."""
         limits = LimitSettings(requests_per_minute=60 * LIMIT_PER_S, burst=LIMIT_BURST)
         asyncio.run(self._set_limits(limits))
         time.sleep(_LIMIT_LEARNED_S)
@@ -216,7 +216,7 @@ class _Course:
         asyncio.run(self._set_limits(LimitSettings()))
 
     def kill(self) -> None:
-        """A worker dies and nobody lends a hand, not even its supervisor."""
+        """Kill a worker that the supervisor does not restart."""
         with self.phase(KILL, groups=8, gated=True) as run:
             run.wait_running(40)
             run.note_fault("C1 kill -9 of a worker")

@@ -1,7 +1,7 @@
-"""`rollout controller` with a place to die in, between two steps, or one that asks twice.
+"""`rollout controller` that dies between two steps, or publishes requests twice.
 
-Started by the deployment instead of the ordinary one. The seams are the names by which the services
-call commit, acknowledgement and publication; nothing in the product knows of them.
+The deployment starts it instead of the ordinary one. It patches the functions by which the services
+commit, acknowledge and publish; the product has no code for it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-#: `PLACE:N`: die the n-th time that this place is reached.
+#: `PLACE:N`: die when this place is reached for the n-th time.
 DIE_VARIABLE = "FAULTS_DIE_AT"
 
 #: Longest delay of the second copy of a request, in seconds (C11).
@@ -26,12 +26,12 @@ BEFORE_ACK = "before_ack"
 BEFORE_COMMIT = "before_commit"
 #: Between the commit of attempts and their publication (C9).
 BEFORE_PUBLISH = "before_publish"
-#: When half of a batch is published (C9).
+#: After half of a batch is published (C9).
 HALF_PUBLISHED = "half_published"
 
 
 def die() -> None:
-    """End as a crash does: nothing is flushed, closed or said."""
+    """End by SIGKILL: nothing is flushed or closed."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -48,7 +48,7 @@ def arm(place: str, nth: int) -> None:
 
 
 def ask_twice(within_s: float) -> None:
-    """Publish every batch of requests in a wrong order, and once more a little later."""
+    """Publish every batch of requests in random order, and once more a little later."""
     from pipeline.queue.requests import RequestPublisher
 
     publish = RequestPublisher.publish

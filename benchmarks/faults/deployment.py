@@ -1,7 +1,7 @@
-"""A deployment of its own to harm: servers, model, controllers and workers as real processes.
+"""A separate deployment for faults: servers, model, controllers and workers as real processes.
 
-Used by the fault tests and the campaign. Leases are short, so that what takes half a minute in
-production takes seconds here. Must not: touch anything that it did not start.
+The fault tests and the campaign use it. Leases are short, so that recovery takes seconds instead of
+half a minute. Must not: affect a process that it did not start.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ CONTROLLER = "controller"
 _START_TIMEOUT_S = 90.0
 _POLL_S = 0.05
 
-#: A tenth of production's.
+#: A tenth of production's leases.
 SHORT_LEASE = LeaseSettings(heartbeat_s=0.5, lease_s=3.0, grace_s=1.5, poll_s=0.25)
 
-#: Slow now and then, and failing now and then, as endpoints are.
+#: Some calls are slow and some fail, as with real endpoints.
 ORDINARY_MODEL = MockBehaviour(latency_ms=120, sigma=0.5, error_rate=0.04, retry_after_s=0.3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """How big a deployment is, and how its model behaves."""
+    """The size of a deployment, and the behaviour of its model."""
 
     workers: int = 2
     concurrency: int = 32
@@ -57,7 +57,7 @@ class Size:
     lease: LeaseSettings = SHORT_LEASE
     model: MockBehaviour = ORDINARY_MODEL
     model_timeout_s: float = 5.0
-    durable: bool = True  #: whether the store's commits outlive its death
+    durable: bool = True  #: whether the store's commits survive a crash
 
 
 class Deployment:
@@ -93,7 +93,7 @@ class Deployment:
     def _start(self, stack: ExitStack) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="rf-"))
         stack.callback(shutil.rmtree, self.folder, ignore_errors=True)
-        # As root, PostgreSQL runs as another account, which has to pass through.
+        # For root, PostgreSQL runs as another account, which must be able to enter.
         self.folder.chmod(0o755)
         self.histories = self.folder / "histories"
         self.histories.mkdir()
@@ -122,7 +122,7 @@ class Deployment:
         self.wait_ready()
 
     def _start_limits(self, stack: ExitStack) -> str:
-        """Return the URL of the Redis that limits are shared in: the broker, if it is one."""
+        """Return the URL of the Redis for shared limits: the broker, if it is Redis."""
         if self.broker.name == "redis":
             return self.broker.url
         services = EmbeddedServices(self.folder / "l", durable=False)
@@ -170,16 +170,16 @@ class Deployment:
 
     @property
     def workers(self) -> list[Member]:
-        """The workers that are alive."""
+        """The running workers."""
         return self.fleet.members(WORKER)
 
     @property
     def controllers(self) -> list[Member]:
-        """The controllers that are alive."""
+        """The running controllers."""
         return self.fleet.members(CONTROLLER)
 
     def calm(self) -> None:
-        """Go back to the usual members and an undisturbed model."""
+        """Restore the usual members and stop the injection of model failures."""
         self.model.disturb()
         for kind, count, add in (
             (CONTROLLER, self.size.controllers, self.add_controller),
@@ -195,7 +195,7 @@ class Deployment:
         self.wait_ready()
 
     def is_quiet(self) -> bool:
-        """Whether nothing is left to do in any run."""
+        """Whether all rollouts of all runs have ended."""
         query = text(
             "SELECT count(*) FROM rollouts WHERE state IN ('queued', 'dispatched', 'running')"
         )
@@ -206,7 +206,7 @@ class Deployment:
             return False
 
     def wait_ready(self) -> None:
-        """Wait until the store has heard of every member, in its present life."""
+        """Wait until every running process of the members is in the store."""
         self.wait_until(self._all_are_heard, what="the members to be heard of")
 
     def wait_until(
@@ -215,7 +215,7 @@ class Deployment:
         """Return the first true value of a condition.
 
         Raises:
-            TimeoutError: It never was; says what the members wrote last.
+            TimeoutError: The condition stayed false; the message has the ends of the logs.
         """
         deadline = time.monotonic() + timeout_s
         while not (value := condition()):
@@ -238,7 +238,7 @@ class Deployment:
 
 
 def _own_environment() -> dict[str, str]:
-    """Return this process's environment without what would configure the pipeline."""
+    """Return this process's environment without variables that configure the pipeline."""
     foreign = ("ROLLOUT_", "OPENAI_", "ANTHROPIC_", "AWS_", "BASE_URL", "MODEL_ID", "PG")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
     return kept | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}

@@ -1,6 +1,6 @@
-"""What is known about a run when all is quiet: the store's rows and the actors' histories.
+"""The evidence about a run after its end: the store's rows and the processes' histories.
 
-Read once by the run, judged by `invariants` and counted by `figures`. Must not: read anything.
+`FaultRun` reads it once, `invariants` checks it and `figures` counts it. Must not: read anything.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Row = dict[str, Any]
 
 @dataclass(slots=True)
 class Evidence:
-    """Rows are plain dictionaries; rollouts carry their `name`, attempts and events too."""
+    """Rows as dictionaries; those of rollouts, attempts and events include the rollout's `name`."""
 
     slug: str
     groups_asked: int
@@ -31,13 +31,13 @@ class Evidence:
     batches: list[Row]  #: one per group of a train batch
     executions: list[Row]  #: the workers' history: start, end and broken attempts
     calls: list[Row]  #: the model's history
-    changes: list[str]  #: what the observer saw change that may not
+    changes: list[str]  #: forbidden changes that the observer saw
     faults: list[tuple[float, str]] = field(default_factory=list)
     started_at: float = 0.0
 
     @property
     def names_asked(self) -> set[str]:
-        """The names of all rollouts that were asked for."""
+        """The names of all requested rollouts."""
         return {
             f"{self.slug}-g{group:06d}-r{index}"
             for group in range(self.groups_asked)
@@ -45,7 +45,7 @@ class Evidence:
         }
 
     def events_by_entity(self, entity: str) -> dict[Any, list[Row]]:
-        """Return the events of groups or rollouts, each entity's in order."""
+        """Return the events of groups or rollouts by entity, in order."""
         found: dict[Any, list[Row]] = defaultdict(list)
         for event in self.events:
             if event["entity"] == entity:
@@ -53,7 +53,7 @@ class Evidence:
         return found
 
     def starts(self) -> dict[str, int]:
-        """Return how often each rollout was really begun."""
+        """Return the number of executions that workers began, by rollout."""
         found: dict[str, int] = defaultdict(int)
         for line in self.executions:
             if line["event"] == "start":

@@ -1,6 +1,6 @@
 """The figures of runs under faults: lost, accepted twice, repeated, wasted, recovered.
 
-Counted from evidence, printed by the campaign, asserted by the tests. Must not: judge.
+They are counted from evidence; the campaign prints them and the tests assert them. Must not: judge.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ _TERMINAL = ("succeeded", "failed", "cancelled")
 
 @dataclass(slots=True)
 class Figures:
-    """What is reported; several runs add up."""
+    """The reported figures; those of several runs can be added."""
 
     rollouts: int = 0
-    lost: int = 0  #: asked for, and without an outcome
+    lost: int = 0  #: requested rollouts without an outcome
     accepted_twice: int = 0
     failed: int = 0
     executions: int = 0
     repeated: int = 0  #: executions beyond the first of their rollout
-    superseded: int = 0  #: attempts whose outcome came too late, or was not needed any more
+    superseded: int = 0  #: attempts whose outcome came too late, or was no longer needed
     tokens: int = 0
-    tokens_wasted: int = 0  #: of answers that no accepted outcome used
+    tokens_wasted: int = 0  #: tokens of answers that no accepted outcome used
     wall_s: float = 0.0  #: from the enqueue to the last outcome
     recoveries: list[tuple[str, float]] = field(default_factory=list)  #: fault, seconds
     faults: Counter[str] = field(default_factory=Counter)
@@ -44,7 +44,7 @@ class Figures:
 
     @property
     def recoveries_s(self) -> list[float]:
-        """The times from a fault to the outcome of each rollout that it cost an attempt."""
+        """The times from a fault to the outcome of each rollout that lost an attempt by it."""
         return [seconds for _, seconds in self.recoveries]
 
     def recovery_s(self, share: float, fault: str | None = None) -> float | None:
@@ -53,7 +53,7 @@ class Figures:
         return times[min(len(times) - 1, int(share * len(times)))] if times else None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields and what follows from them."""
+        """Return the fields and the figures computed from them."""
         values = asdict(self) | {
             "faults": dict(self.faults),
             "recovery_p50_s": self.recovery_s(0.5),
@@ -65,7 +65,7 @@ class Figures:
 
 
 def count_figures(evidence: Evidence) -> Figures:
-    """Count what the evidence shows."""
+    """Count the figures in the evidence."""
     ended = [row for row in evidence.rollouts if row["state"] in _TERMINAL]
     events = evidence.events_by_entity("rollout").values()
     used = sum(
@@ -92,7 +92,7 @@ def count_figures(evidence: Evidence) -> Figures:
 
 
 def find_recoveries(evidence: Evidence) -> list[tuple[str, float]]:
-    """Return the times from each fault to the outcome of every rollout that it cost an attempt."""
+    """Return the times from each fault to the outcome of every rollout that lost an attempt."""
     found: list[tuple[str, float]] = []
     histories = evidence.events_by_entity("rollout")
     won = {row["rollout_id"]: row["winner_attempt_no"] for row in evidence.rollouts}

@@ -1,6 +1,6 @@
-"""The processes of a deployment and their supervisor: what dies is started again, as anywhere.
+"""The processes of a deployment and their supervisor, which restarts a process that dies.
 
-Used by the deployment. Must not: decide who dies.
+The deployment uses it. Must not: choose a process to kill.
 """
 
 from __future__ import annotations
@@ -14,32 +14,32 @@ from pathlib import Path
 from benchmarks.faults.histories import wall_clock
 from benchmarks.faults.processes import OwnProcess
 
-#: As a supervisor waits: long enough to be seen, short beside a lease.
+#: Delay of a restart: long enough to be noticed, short compared with a lease.
 _RESTART_AFTER_S = 0.5
 _LOOK_EVERY_S = 0.05
 
 
 @dataclass(slots=True)
 class Member:
-    """A process that is kept alive, and how often it had to be."""
+    """A supervised process, with its deaths."""
 
     kind: str
     name: str
     command: Sequence[str]
     process: OwnProcess
     lives: Sequence[Mapping[str, str]] = ()  #: further environment of its first lives
-    part: bool = False  #: whether it is of another size than its kind
+    part: bool = False  #: whether its size differs from the others of its kind
     keep: bool = True
     deaths: list[tuple[float, int]] = field(default_factory=list)  #: when, exit code
     restart_at: float | None = None
 
     def is_alive(self) -> bool:
-        """Whether its present life goes on."""
+        """Whether its current process runs."""
         return self.process.is_alive()
 
     @property
     def is_usual(self) -> bool:
-        """Whether it is as the others of its kind, and as the product is."""
+        """Whether it has the usual size and runs without injected faults."""
         return not self.part and len(self.deaths) >= len(self.lives)
 
 
@@ -47,7 +47,7 @@ class Fleet:
     """Starts members and keeps them running until closed.
 
     Args:
-        environment: What every member gets.
+        environment: Environment of every member.
         logs: Folder for their output.
     """
 
@@ -74,9 +74,9 @@ class Fleet:
         Args:
             kind: `worker`, `controller`, …
             command: Program and arguments.
-            lives: Further environment of its first lives; after these it is an ordinary member.
-            part: Whether it is of another size than its kind.
-            keep: Whether it is started again when it dies.
+            lives: Further environment of its first processes; later ones have none.
+            part: Whether its size differs from the others of its kind.
+            keep: Whether it is restarted when it dies.
         """
         with self._lock:
             name = f"{kind}-{sum(member.kind == kind for member in self._members)}"
@@ -86,30 +86,30 @@ class Fleet:
         return member
 
     def members(self, kind: str) -> list[Member]:
-        """Return the members of a kind that are alive."""
+        """Return the running members of a kind."""
         with self._lock:
             found = [member for member in self._members if member.kind == kind]
         return [member for member in found if member.is_alive()]
 
     def deaths(self) -> dict[str, list[tuple[float, int]]]:
-        """Return when members died by themselves, with their exit codes."""
+        """Return the times at which members died by themselves, with the exit codes."""
         with self._lock:
             return {member.name: list(member.deaths) for member in self._members if member.deaths}
 
     def retire(self, member: Member, *, timeout_s: float = 60) -> int:
-        """End a member in order, for good; return its exit code."""
+        """Stop a member orderly, without a restart; return its exit code."""
         with self._lock:
             member.keep = False
         member.process.end(timeout_s)
         return member.process.wait(1)
 
     def logs(self, kind: str) -> str:
-        """Return all that the members of a kind have written, in all their lives."""
+        """Return the logs of all processes of a kind."""
         found = sorted(self._logs.glob(f"{kind}-*.log"))
         return "\n".join(path.read_text(errors="replace") for path in found)
 
     def close(self) -> None:
-        """End everything."""
+        """End all processes."""
         self._closing.set()
         self._supervisor.join()
         with self._lock:

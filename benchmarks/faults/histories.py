@@ -1,7 +1,7 @@
-"""Independent histories: what each actor did, in append-only files that survive a `kill -9`.
+"""Independent histories of each actor's actions, in append-only files that survive a `kill -9`.
 
-Written by the model server, the agents inside workers and the trainer; read once all is quiet and
-held against the store. Must not: know the store.
+The model server, the agents inside workers and the trainer write them. After the run they are
+compared with the store. Must not: know the store.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 
 import orjson
 
-#: Where a process writes its history. Not `ROLLOUT_…`: those names belong to the settings.
+#: Folder of a process's history. Not `ROLLOUT_…`, because those names belong to the settings.
 FOLDER_VARIABLE = "FAULTS_HISTORIES"
 
 
 def wall_clock() -> float:
-    """Return the machine's own time, whatever a fault does to `time.time` in this process."""
+    """Return the machine's time, even if a fault has shifted `time.time` in this process."""
     return time.clock_gettime(time.CLOCK_REALTIME)
 
 
@@ -32,17 +32,17 @@ class History:
 
     @classmethod
     def of_environment(cls, actor: str) -> History:
-        """Open the actor's file where the deployment asked for it."""
+        """Open the actor's file in the folder that the environment names."""
         return cls(Path(os.environ[FOLDER_VARIABLE]), actor)
 
     def note(self, event: str, **fields: Any) -> None:
-        """Append one line; a single write, so that a killed process leaves whole lines only."""
+        """Append one line by a single write, so that a killed process leaves only whole lines."""
         line = orjson.dumps({"at": wall_clock(), "event": event, **fields}) + b"\n"
         os.write(self._file, line)
 
 
 def read_history(folder: Path, actor: str) -> list[dict[str, Any]]:
-    """Return what all processes of an actor noted, in order of time."""
+    """Return the entries of all processes of an actor, in order of time."""
     lines = [line for path in sorted(folder.glob(f"{actor}-*.jsonl")) for line in _lines(path)]
     return sorted(lines, key=lambda line: line["at"])
 

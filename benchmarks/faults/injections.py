@@ -1,7 +1,7 @@
-"""The faults themselves: each harms a running deployment once and returns when the harm is done.
+"""The faults: each function injects one fault into a running deployment, then returns.
 
-Drawn by tests one by one and by the campaign in a seeded order. Whatever is random is drawn from
-the generator that is passed in. Must not: judge the outcome.
+Tests call them one by one, and the campaign in a seeded random order. Random choices use the
+generator that is passed in. Must not: judge the outcome.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from pipeline.settings import load_settings
 
 Injection = Callable[[Deployment, Random], None]
 
-#: What no decoder of ours takes for a message.
+#: Bytes that our decoders reject.
 GARBAGE = (b"no frame", b"\x00\xff" * 40, b"RPC1\x00\x00\x00\x04null", b"{}", b"", b"[1, 2")
-#: What Celery takes for a task of ours, and no worker for a request.
+#: Task arguments that Celery accepts, but workers reject as requests.
 NO_REQUESTS = ("no JSON", '{"schema_version": 99}', "[]")
 
 
@@ -37,7 +37,7 @@ def kill_worker(deployment: Deployment, random: Random) -> None:
 
 
 def replace_worker(deployment: Deployment, random: Random) -> Member:
-    """C2: SIGTERM of a worker, once another is there; returns the one that drains."""
+    """C2: start a new worker, then SIGTERM of another; returns the one that drains."""
     leaving = random.choice(deployment.workers)
     leaving.keep = False
     deployment.add_worker()
@@ -47,14 +47,14 @@ def replace_worker(deployment: Deployment, random: Random) -> Member:
 
 
 def freeze_worker(deployment: Deployment, random: Random) -> None:
-    """C3: SIGSTOP of a worker until its leases are over, then SIGCONT."""
+    """C3: SIGSTOP of a worker until its leases have expired, then SIGCONT."""
     lease = deployment.size.lease
     _during(frozen_worker(deployment, random), 1.5 * lease.lease_s + lease.grace_s)
 
 
 @contextmanager
 def frozen_worker(deployment: Deployment, random: Random) -> Iterator[Member]:
-    """C3, as long as the caller likes."""
+    """C3: SIGSTOP of a worker for the duration of the block."""
     frozen = random.choice(deployment.workers)
     frozen.process.signal(signal.SIGSTOP)
     try:
@@ -64,19 +64,19 @@ def frozen_worker(deployment: Deployment, random: Random) -> Iterator[Member]:
 
 
 def lose_messages(deployment: Deployment, random: Random) -> None:
-    """C4: the broker runs on and has nothing any more."""
+    """C4: the broker goes on running but loses all messages."""
     deployment.broker.lose_messages()
 
 
 def restart_broker_empty(deployment: Deployment, random: Random) -> None:
-    """C5: `kill -9` of the broker, and a new one that knows nothing."""
+    """C5: `kill -9` of the broker, and a restart without its data."""
     with absent_broker(deployment):
         pass
 
 
 @contextmanager
 def absent_broker(deployment: Deployment) -> Iterator[None]:
-    """C6: no broker, and afterwards an empty one."""
+    """C6: no broker during the block, and afterwards an empty one."""
     deployment.broker.kill()
     try:
         yield
@@ -87,7 +87,7 @@ def absent_broker(deployment: Deployment) -> Iterator[None]:
 
 @contextmanager
 def hanging_broker(deployment: Deployment) -> Iterator[None]:
-    """C6, the other way: the broker accepts connections and answers nobody."""
+    """C6, second form: the broker accepts connections and does not answer."""
     deployment.broker.pause()
     try:
         yield
@@ -101,24 +101,24 @@ def kill_controller_before_ack(deployment: Deployment, random: Random) -> None:
 
 
 def kill_controller_before_commit(deployment: Deployment, random: Random) -> None:
-    """C8: the collector dies with everything written and nothing committed."""
+    """C8: the collector dies after its writes and before the commit."""
     kill_controller_at(deployment, f"{controller.BEFORE_COMMIT}:{random.randint(1, 3)}")
 
 
 def kill_controller_before_publish(deployment: Deployment, random: Random) -> None:
-    """C9: the dispatcher dies with attempts committed and nothing, or half, published."""
+    """C9: the dispatcher dies after committing attempts, with none or half of them published."""
     place = random.choice((controller.BEFORE_PUBLISH, controller.HALF_PUBLISHED))
     kill_controller_at(deployment, f"{place}:1")
 
 
 def kill_controller_at(deployment: Deployment, *places: str, timeout_s: float = 20) -> Member:
-    """Put a controller in the place of those that run; each of its lives ends where it is told to.
+    """Replace the running controllers by one whose processes die at the given places.
 
-    Returns it when it has died so often; that it lives again, as an ordinary one, is the
-    supervisor's business. A run that ends before it gets there ends the waiting too.
+    Returns the controller after all these deaths, when the supervisor has started it as an ordinary
+    one. A timeout is not an error, because the run may end before a place is reached.
 
     Args:
-        deployment: Where.
+        deployment: The deployment.
         places: `PLACE:N` of `benchmarks.faults.controller`.
         timeout_s: Longest wait for each death.
     """
@@ -140,13 +140,13 @@ def kill_controller_at(deployment: Deployment, *places: str, timeout_s: float = 
 
 
 def restart_store(deployment: Deployment, random: Random) -> None:
-    """C10: PostgreSQL stops immediately, every transaction cut, and comes back."""
+    """C10: immediate shutdown of PostgreSQL, which aborts all transactions, and a restart."""
     deployment.store.stop_immediately()
     deployment.store.start()
 
 
 def send_garbage(deployment: Deployment, random: Random) -> None:
-    """C12: messages that nobody can read, among those that everybody waits for."""
+    """C12: unreadable messages among the valid ones."""
     with Connection(deployment.broker.url) as connection:
         producer = connection.Producer()
         for queue in (COMPLETION_QUEUE, HEARTBEAT_QUEUE, DEFAULT_REQUEST_QUEUE):
@@ -165,13 +165,13 @@ def send_garbage(deployment: Deployment, random: Random) -> None:
 
 
 def storm(deployment: Deployment, random: Random) -> None:
-    """C15: for a while nearly every call gets a 429, and some never an answer."""
+    """C15: for a while nearly every call gets a 429, and some calls get no answer."""
     deployment.model.disturb(rate_limited_s=3.0, rate_limited_share=0.8, silent_share=0.02)
     time.sleep(3.0)
     deployment.model.disturb()
 
 
-#: What the campaign draws from, by the name that figures carry.
+#: The faults from which the campaign chooses, by their name in the figures.
 INJECTIONS: dict[str, Injection] = {
     "C1 kill -9 of a worker": kill_worker,
     "C2 SIGTERM of a worker": lambda deployment, random: _drained(deployment, random),

@@ -1,6 +1,7 @@
-"""The invariants I1-I11, each a function from evidence to what violates it.
+"""The invariants I1-I11, each a function from evidence to its violations.
 
-Pure, so that tests can show that each one sees what it is for. Must not: read a store or a clock.
+The functions are pure, so that tests can show that each detects its violations. Must not: read a
+store or a clock.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Invariant = Callable[[Evidence], Iterator[str]]
 
 
 def find_violations(evidence: Evidence) -> list[str]:
-    """Return everything that is not as promised, each with the invariant's number."""
+    """Return all violations, each with the invariant's number."""
     return [
         f"{number}: {violation}"
         for number, invariant in INVARIANTS.items()
@@ -40,8 +41,8 @@ def find_early_calls(
 ) -> Iterator[str]:
     """I6: yield the calls that came before limit and burst allow that many.
 
-    A call comes later than it was granted, by as much as the machine is busy. So calls may crowd
-    within a second without a fault of the limit, but never be ahead of it.
+    On a busy machine a call comes later than its grant. So more calls than the limit may come
+    within a second. But the total since the beginning must never exceed the limit.
     """
     for count, at in enumerate(sorted(times), start=1):
         most = burst + limit_per_s * (at - since)
@@ -50,7 +51,7 @@ def find_early_calls(
 
 
 def every_rollout_ends(evidence: Evidence) -> Iterator[str]:
-    """I1: every rollout that was asked for is in the store, and terminal."""
+    """I1: every requested rollout is in the store, and terminal."""
     stored = {row["name"]: row["state"] for row in evidence.rollouts}
     for name in sorted(evidence.names_asked - stored.keys()):
         yield f"{name} is not in the store"
@@ -62,7 +63,7 @@ def every_rollout_ends(evidence: Evidence) -> Iterator[str]:
 
 
 def one_outcome_is_accepted(evidence: Evidence) -> Iterator[str]:
-    """I2: a rollout ends once, by an attempt that a worker really finished, with its reward."""
+    """I2: a rollout ends once, by an attempt that a worker finished, with its reward."""
     ended = Counter(
         event["entity_id"]
         for event in evidence.events
@@ -85,7 +86,7 @@ def one_outcome_is_accepted(evidence: Evidence) -> Iterator[str]:
 
 
 def counters_equal_rows(evidence: Evidence) -> Iterator[str]:
-    """I3: what a group counts and averages is what its rows say."""
+    """I3: a group's counters and statistics agree with its rows."""
     members: dict[object, list[Row]] = {}
     for row in evidence.rollouts:
         members.setdefault(row["group_id"], []).append(row)
@@ -114,7 +115,7 @@ def groups_are_consumed_once(evidence: Evidence) -> Iterator[str]:
 
 
 def attempts_stay_in_budget(evidence: Evidence) -> Iterator[str]:
-    """I5: no budget is overdrawn, and attempt numbers are given once, in order."""
+    """I5: no budget is exceeded, and attempt numbers are given once, in order."""
     numbers: dict[object, list[int]] = {}
     for attempt in evidence.attempts:
         numbers.setdefault(attempt["rollout_id"], []).append(attempt["attempt_no"])
@@ -129,7 +130,7 @@ def attempts_stay_in_budget(evidence: Evidence) -> Iterator[str]:
 
 
 def in_flight_stays_below_cap(evidence: Evidence) -> Iterator[str]:
-    """I7: never were more rollouts out than allowed."""
+    """I7: the number of rollouts in flight never exceeded the cap."""
     out: set[object] = set()
     most = 0
     for event in evidence.events:
@@ -142,7 +143,7 @@ def in_flight_stays_below_cap(evidence: Evidence) -> Iterator[str]:
 
 
 def transitions_are_in_the_table(evidence: Evidence) -> Iterator[str]:
-    """I8: each event goes on where the one before ended, by a move that the table has."""
+    """I8: each event begins in the state where the one before ended, by an allowed transition."""
     for entity, states, first, stored in (
         ("rollout", RolloutState, "queued", evidence.rollouts),
         ("group", GroupState, "open", evidence.groups),
@@ -166,7 +167,7 @@ def transitions_are_in_the_table(evidence: Evidence) -> Iterator[str]:
 
 
 def stored_outcomes_never_change(evidence: Evidence) -> Iterator[str]:
-    """I9: what was accepted stays as it was."""
+    """I9: an accepted outcome never changes."""
     yield from evidence.changes
 
 
@@ -182,7 +183,7 @@ def groups_add_up(evidence: Evidence) -> Iterator[str]:
 
 
 def failures_have_no_reward(evidence: Evidence) -> Iterator[str]:
-    """I11: a failure is never a sample, and says what it was."""
+    """I11: a failed rollout has no reward, and has an error class."""
     for row in evidence.rollouts:
         if row["state"] != "succeeded" and row["reward"] is not None:
             yield f"{row['name']} is {row['state']} with the reward {row['reward']}"
@@ -191,7 +192,7 @@ def failures_have_no_reward(evidence: Evidence) -> Iterator[str]:
 
 
 def count_repeated(evidence: Evidence) -> Mapping[str, int]:
-    """Return how many executions of each rollout were repetitions."""
+    """Return the number of repeated executions of each rollout."""
     return {name: count - 1 for name, count in evidence.starts().items() if count > 1}
 
 

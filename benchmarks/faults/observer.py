@@ -1,7 +1,7 @@
-"""Looks at the store again and again while a run is under way, and remembers what it saw.
+"""Queries the store repeatedly during a run, and keeps the first version of each outcome.
 
-What was once accepted must be there, unchanged, at the end: the observer is the history that the
-store's own rows are held against. Must not: write.
+An accepted outcome must still be there, unchanged, at the end. So the observer compares later rows
+with the first version. Must not: write.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sqlalchemy import Engine, text
 from sqlalchemy.exc import DBAPIError
 
 _EVERY_S = 0.4
-_SHARE = 10  #: the pause over the time of a look
+_SHARE = 10  #: ratio of the pause to the duration of a query
 
 _ACCEPTED = text("""
 SELECT r.rollout_id, r.state, r.winner_attempt_no, r.reward
@@ -31,7 +31,7 @@ WHERE slug = :slug
 
 
 class StoreObserver(threading.Thread):
-    """Notes outcomes and trajectories as they were first seen, and every later change of one."""
+    """Records outcomes and trajectories when they are first seen, and every later change."""
 
     def __init__(self, engine: Engine, slug: str) -> None:
         super().__init__(name=f"observer-{slug}", daemon=True)
@@ -43,7 +43,7 @@ class StoreObserver(threading.Thread):
         self.looks = 0
 
     def run(self) -> None:
-        """Look until stopped; long looks less often, since they cost what they watch."""
+        """Query until stopped; slow queries are made less often, because they load the store."""
         pause_s = _EVERY_S
         while not self._stopping.wait(pause_s):
             started = time.monotonic()
@@ -51,7 +51,7 @@ class StoreObserver(threading.Thread):
             pause_s = max(_EVERY_S, _SHARE * (time.monotonic() - started))
 
     def stop(self) -> None:
-        """Look a last time and end."""
+        """Query a last time and end."""
         if not self._stopping.is_set():
             self._stopping.set()
             self.join()
@@ -64,7 +64,7 @@ class StoreObserver(threading.Thread):
                 outcomes = connection.execute(_ACCEPTED, values).all()
                 digests = connection.execute(_TRAJECTORIES, values).all()
         except DBAPIError:
-            return  # it is being harmed
+            return  # a fault is stopping the store
         self.looks += 1
         found = {("outcome", row[0]): tuple(row[1:]) for row in outcomes}
         found |= {("trajectory", row[0], row[1]): row[2] for row in digests}

@@ -1,7 +1,7 @@
-"""The workers' plug-in: an agent and a reward that leave witnesses of what really happened.
+"""The workers' plug-in: an agent and a reward that record executions in a history.
 
-Loaded by `rollout worker --plugin`. The agent is the library's own `react`, with a line before and
-after; a prompt may order a deed that harms its worker. Must not: talk to the pipeline.
+`rollout worker --plugin` loads it. The agent is the library's `react`, with a history entry before
+and after. A prompt may contain a `deed` that harms its worker. Must not: call the pipeline.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ def _history() -> History:
 
 @register_agent(NAME)
 class WitnessedAgent(ReActAgent):
-    """Notes each attempt's start and end."""
+    """Records each attempt's start and end."""
 
     async def run_trajectory(
         self, prompt: dict[str, Any], llm_generate_func: Any, request_id: str, **kwargs: Any
     ) -> Trajectory:
-        """Work on one prompt, after doing what it orders."""
+        """Run one prompt, after its `deed`, if any."""
         _history().note("start", label=request_id, pid=os.getpid())
         _do(prompt, request_id)
         try:
@@ -57,19 +57,19 @@ class WitnessedAgent(ReActAgent):
 
 @register_reward(NAME, inline=True)
 def witnessed_reward(response: str, trajectory: Trajectory) -> float:
-    """Score a right answer by the rollout's name, so that swapped outcomes cannot go unseen."""
+    """Score a correct answer by a hash of the rollout's name, to detect swapped outcomes."""
     if response.strip() != FINAL_ANSWER:
         return -1.0
     return expected_reward(rollout_of(trajectory.request_id))
 
 
 def expected_reward(rollout: str) -> float:
-    """Return the reward that a rollout of this name must end with."""
+    """Return the reward that a rollout of this name must get."""
     return blake2b(rollout.encode(), digest_size=1).digest()[0] / 256
 
 
 async def _pass_gate(prompt: dict[str, Any]) -> None:
-    """Wait for the file that the prompt names, so that a fault need not hurry to hit."""
+    """Wait for the file in the prompt, so that rollouts run until the fault is injected."""
     gate = prompt.get("gate")
     while gate and not Path(gate).exists():
         await asyncio.sleep(_LOOK_EVERY_S)

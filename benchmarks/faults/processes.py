@@ -1,7 +1,7 @@
-"""Processes of a deployment: started, signalled only while they are certainly ours, ended.
+"""Processes of a deployment: start, signal and end them, without a signal to a foreign process.
 
-A child that was not waited for keeps its pid, so a signal to it cannot reach a stranger. Servers
-that are no children of ours are held by a descriptor. Must not: know what runs inside.
+A child that was not waited for keeps its pid, so a signal cannot reach another process. Servers
+that are not our children are identified by a pidfd. Must not: know the programs.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class OwnProcess:
     """A child of this process.
 
     Args:
-        name: For people.
+        name: Name for messages.
         command: Program and arguments.
-        environment: The whole environment.
+        environment: The complete environment.
         log: File its output is appended to.
     """
 
@@ -43,11 +43,11 @@ class OwnProcess:
 
     @property
     def pid(self) -> int:
-        """Its pid; only for looking."""
+        """The pid; not for signals."""
         return self._popen.pid
 
     def is_alive(self) -> bool:
-        """Whether it runs, or is stopped."""
+        """Whether the process has not ended; a stopped process counts."""
         return self._popen.poll() is None
 
     def signal(self, number: signal.Signals) -> None:
@@ -55,20 +55,20 @@ class OwnProcess:
         self._popen.send_signal(number)
 
     def kill(self) -> None:
-        """End it as a crash would, and wait until it is gone."""
+        """Kill the process with SIGKILL, and wait for its end."""
         self.signal(signal.SIGKILL)
         self._popen.wait(timeout=20)
 
     def wait(self, timeout_s: float) -> int:
-        """Return its exit code once it has ended.
+        """Wait for the end of the process; return the exit code.
 
         Raises:
-            subprocess.TimeoutExpired: It goes on.
+            subprocess.TimeoutExpired: The process still runs.
         """
         return self._popen.wait(timeout_s)
 
     def end(self, timeout_s: float = 20) -> None:
-        """End it in order, or by force."""
+        """End the process by SIGTERM, after `timeout_s` by SIGKILL."""
         self.signal(signal.SIGCONT)
         self.signal(signal.SIGTERM)
         try:
@@ -78,18 +78,18 @@ class OwnProcess:
 
 
 def signal_server(find_pid: Callable[[], int | None], number: signal.Signals) -> bool:
-    """Send a signal to a server that is no child of ours; say whether there was one.
+    """Send a signal to a server that is not our child; return whether it was running.
 
     Args:
-        find_pid: Returns the pid once the process behind it is shown to be the server meant.
-        number: The signal; after one that ends processes, waits until it is gone.
+        find_pid: Returns the pid after identifying the server's process.
+        number: The signal; after one that ends processes, the function waits for the end.
     """
     pid = find_pid()
     if pid is None:
         return False
     handle = os.pidfd_open(pid)
     try:
-        # Asked again with the handle open: the number cannot come to mean another process now.
+        # Check again with the handle open: from then on the pid cannot be reused.
         if find_pid() != pid:
             return False
         signal.pidfd_send_signal(handle, number)

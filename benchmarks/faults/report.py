@@ -1,4 +1,4 @@
-"""The campaign's table, for people and for docs/reliability.md."""
+"""The campaign's table for the terminal and for docs/reliability.md."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a campaign found: figures and violations, phase by phase.
+"""The results of a campaign: figures and violations by phase.
 
-Filled by the campaign, printed by the report. Must not: leave out a violation.
+The campaign fills them, and the report prints them. Must not: leave out a violation.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ DEEDS = "C12 poison, C13 blocked loops"
 LIMITED = "C15 storm under a shared limit"
 KILL = "C1 with production's lease, no hand lent"
 
-#: Not among the sums: nothing happens, or with another lease.
+#: Phases outside the sums: without faults, or with another lease.
 _APART = (CALM, KILL)
 
 
 @dataclass(slots=True)
 class Phase:
-    """One part of the campaign and what came of it."""
+    """One phase of the campaign and its results."""
 
     name: str
     figures: Figures
@@ -34,7 +34,7 @@ class Phase:
 
 @dataclass(slots=True)
 class Campaign:
-    """Everything that is reported."""
+    """The results of all phases."""
 
     broker: str
     seed: int
@@ -45,7 +45,7 @@ class Campaign:
 
     @property
     def violations(self) -> list[str]:
-        """All that is not as promised."""
+        """All violations of the invariants."""
         return [violation for phase in self.phases for violation in phase.violations]
 
     @property
@@ -55,7 +55,7 @@ class Campaign:
 
     @property
     def throughput_kept(self) -> float:
-        """Throughput under faults over that without."""
+        """Ratio of the throughput under faults to that without."""
         rates = {phase.name: phase.figures.rollouts_per_s for phase in self.phases}
         return rates[STORM] / rates[CALM]
 

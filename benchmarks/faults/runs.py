@@ -1,6 +1,6 @@
-"""One run under faults: enqueued, watched while it is harmed, judged when all is quiet.
+"""One run under faults: enqueue it, observe it, and collect the evidence after its end.
 
-Made by tests and the campaign on a deployment. Must not: harm anything itself.
+Tests and the campaign create it on a deployment. Must not: inject faults itself.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from producers.datasets import Prompt
 from producers.enqueue import enqueue
 
 GROUP_SIZE = 8
-#: A broker that is lost again and again costs lost attempts, and poison is a matter of its own.
+#: `max_lost`: repeated losses of the broker lose attempts, and must not lead to poison here.
 PATIENT = 20
 
 _NUMBERS = itertools.count(1)
@@ -46,15 +46,15 @@ FROM train_batches b JOIN train_batch_groups m USING (batch_id) WHERE b.run_id =
 
 
 class FaultRun:
-    """A run of groups of eight whose outcome is known beforehand.
+    """A run of groups of eight with predictable rewards.
 
     Args:
-        deployment: Where it runs.
-        groups: Prompts.
-        name: Beginning of its slug.
+        deployment: The deployment.
+        groups: Number of prompts.
+        name: Prefix of its slug.
         deeds: Prompt number → further fields, such as `deed`.
-        gated: Whether rollouts, once they run, wait for `open_gate`.
-        config: Over the defaults of the fault suite.
+        gated: Whether running rollouts wait for `open_gate`.
+        config: Overrides of the fault suite's defaults.
     """
 
     def __init__(
@@ -86,30 +86,30 @@ class FaultRun:
         self._observer.start()
 
     def open_gate(self) -> None:
-        """Let the rollouts go on, those that run and those that will."""
+        """Let all rollouts continue."""
         self._gate.touch()
 
     def note_fault(self, name: str) -> None:
-        """Note that a fault begins now."""
+        """Record that a fault begins now."""
         self.faults.append((wall_clock(), name))
 
     @property
     def rollouts(self) -> int:
-        """How many rollouts were asked for."""
+        """The number of requested rollouts."""
         return self.groups * self.config.n
 
     def states(self) -> Counter[str]:
-        """Return the rollouts by state; nothing while the store is down."""
+        """Return the number of rollouts by state; empty while the store is down."""
         query = "SELECT state, count(*) FROM rollouts WHERE run_id = :run_id GROUP BY state"
         return Counter({state: count for state, count in self.rows(query)})
 
     def count_lost(self) -> int:
-        """Return how often an attempt was given up as lost."""
+        """Return the number of attempts that were lost."""
         query = "SELECT count(*) FROM events WHERE run_id = :run_id AND reason = 'worker_lost'"
         return sum(count for (count,) in self.rows(query))
 
     def rows(self, query: str, **values: Any) -> Sequence[Any]:
-        """Run a query about this run; no rows while the store is down."""
+        """Run a query about this run; returns no rows while the store is down."""
         try:
             with self.deployment.engine.connect() as connection:
                 return connection.execute(text(query), {"run_id": self.run_id, **values}).all()
@@ -125,7 +125,7 @@ class FaultRun:
         )
 
     def wait_running(self, count: int, *, timeout_s: float = 60) -> None:
-        """Wait until so many rollouts are known to run."""
+        """Wait until so many rollouts are in state `running`."""
         self.deployment.wait_until(
             lambda: self.states()["running"] >= count or self.is_done(),
             what=f"{count} running rollouts of {self.slug}",
@@ -136,7 +136,7 @@ class FaultRun:
         """Wait until every rollout has ended.
 
         Raises:
-            TimeoutError: Some have not; says in which states they are.
+            TimeoutError: Some have not ended; the message has their states.
         """
         try:
             self.deployment.wait_until(self.is_done, what=self.slug, timeout_s=timeout_s)
@@ -146,7 +146,7 @@ class FaultRun:
             ) from None
 
     def evidence(self) -> Evidence:
-        """Return what the store and the histories say, once all has ended."""
+        """Return the evidence from the store and the histories, after the end of all rollouts."""
         self._observer.stop()
         with self.deployment.engine.connect() as connection:
 

@@ -1,7 +1,7 @@
-"""Servers that faults may harm: a private PostgreSQL, a private Redis, a RabbitMQ node.
+"""Servers for fault injection: a private PostgreSQL, a private Redis, a RabbitMQ node.
 
-Made by the deployment in its own folder, never found: whatever else runs on this machine is
-somebody else's. Must not: know the pipeline.
+The deployment starts them in its own folder. Other servers of this machine are never used. Must
+not: know the pipeline.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _RABBITMQ_SCRIPTS = Path("/usr/lib/rabbitmq/bin")
 
 
 class BrokerMissing(Exception):
-    """This machine has no such broker to start."""
+    """The broker is not installed on this machine."""
 
 
 class BrokerServer(Protocol):
-    """A broker of our own that can be harmed."""
+    """A private broker for fault injection."""
 
     name: str
     url: str
@@ -45,7 +45,7 @@ class BrokerServer(Protocol):
         ...
 
     def forget(self) -> None:
-        """Make a broker that is down forget every queue and message."""
+        """Delete all queues and messages of a broker that is down."""
         ...
 
     def lose_messages(self) -> None:
@@ -66,7 +66,7 @@ class BrokerServer(Protocol):
 
 
 class Store:
-    """A private PostgreSQL; durable, because commits must outlive its death."""
+    """A private PostgreSQL; durable, because commits must survive a crash."""
 
     def __init__(self, folder: Path, *, durable: bool) -> None:
         self._services = EmbeddedServices(folder, durable=durable)
@@ -77,7 +77,7 @@ class Store:
         self.url = self._services.start_postgres()
 
     def stop_immediately(self) -> None:
-        """End it as `pg_ctl stop -m immediate` does: no checkpoint, every connection cut."""
+        """Stop it like `pg_ctl stop -m immediate`: no checkpoint, all connections are closed."""
         signal_server(lambda: _pid_of(self._services, "postgres"), signal.SIGQUIT)
 
     def close(self) -> None:
@@ -86,7 +86,7 @@ class Store:
 
 
 class RedisServer:
-    """A private Redis that writes nothing down: dead means empty."""
+    """A private Redis without persistence: it is empty after a restart."""
 
     name = "redis"
 
@@ -103,7 +103,7 @@ class RedisServer:
         self._signal(signal.SIGKILL)
 
     def forget(self) -> None:
-        """Do nothing: it has forgotten already."""
+        """Do nothing, because Redis has no persistence here."""
 
     def lose_messages(self) -> None:
         """FLUSHALL."""
@@ -131,7 +131,7 @@ class RedisServer:
 
 
 class RabbitServer:
-    """A RabbitMQ node of our own beside whatever node the machine has.
+    """A private RabbitMQ node, independent of another node on this machine.
 
     Raises:
         BrokerMissing: RabbitMQ is not installed.
@@ -171,7 +171,7 @@ class RabbitServer:
             time.sleep(0.2)
 
     def kill(self) -> None:
-        """End it by SIGKILL, helpers included: the whole session is ours."""
+        """Kill the node and its helpers by SIGKILL; the whole session is ours."""
         if self._popen is not None and self._popen.poll() is None:
             os.killpg(self._popen.pid, signal.SIGKILL)
             self._popen.wait(timeout=20)
@@ -212,7 +212,7 @@ class RabbitServer:
                 connection.connect()
             return True
         except Exception:
-            # Whatever a node that is half up says: it does not serve yet.
+            # Any error of a starting node means that it is not ready yet.
             return False
 
     def _make_environment(self, dist_port: int) -> dict[str, str]:
@@ -232,9 +232,9 @@ class RabbitServer:
             "RABBITMQ_PID_FILE": str(self._folder / "pid"),
             "RABBITMQ_ENABLED_PLUGINS_FILE": str(self._folder / "enabled_plugins"),
             "RABBITMQ_CONFIG_FILE": str(self._folder / "rabbitmq"),
-            # The script replaces itself by the node instead of staying in front of it.
+            # With this variable the script replaces itself by the node (exec).
             "RUNNING_UNDER_SYSTEMD": "true",
-            # Spinning schedulers would take the cores from what is tested.
+            # Busy-waiting schedulers would take CPU from the tested processes.
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+sbwt none +sbwtdcpu none +sbwtdio none",
         }
 
@@ -258,7 +258,7 @@ def _pid_of(services: EmbeddedServices, name: str) -> int | None:
 
 
 def _free_port() -> int:
-    # Not one that the kernel gives to connections: it could be taken between two starts.
+    # Not an ephemeral port, because a connection could take it between two starts.
     for port in random.sample(range(20_000, 32_000), 100):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))

@@ -1,7 +1,7 @@
-"""A trainer as a process: pulls, trains, checkpoints, commits, and dies where it is told to.
+"""A trainer as a process: pulls, trains, checkpoints, commits, and dies at a given place.
 
-Started by tests and the campaign. Its checkpoint is what "trained" means: the steps of its lineage,
-with the groups of each. Must not: commit a step before its checkpoint is durable.
+Tests and the campaign start it. Its checkpoint defines the trained groups: it has the steps of the
+lineage with their groups. Must not: commit a step before its checkpoint is durable.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from pipeline.trainer.client import TrainerClient
 
 ACTOR = "trainer"
 
-#: Where it may die, in the order of a step.
+#: The places where it may die, in the order of a step.
 PULLED, TRAINED, CHECKPOINTED, COMMITTED = PLACES = (
     "pulled",
     "trained",
     "checkpointed",
     "committed",
 )
-#: `PLACE:STEP`: die there.
+#: `PLACE:STEP`: die at this place of this step.
 DIE_VARIABLE = "FAULTS_TRAINER_DIES_AT"
 
-#: Exit code when nothing became ready any more.
+#: Exit code when no more groups become ready.
 STARVED = 5
 
 _WAIT_S = 60.0
@@ -55,7 +55,7 @@ def train(client: TrainerClient, checkpoint: Path, *, groups: int, history: Hist
     """Train until the run has no more groups.
 
     Raises:
-        NotReady: Nothing became ready for a minute.
+        NotReady: No groups became ready for a minute.
     """
     lineage = read_checkpoint(checkpoint)
     resumed = client.resume(committed_step=max(lineage, default=None))

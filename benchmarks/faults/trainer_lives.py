@@ -1,6 +1,6 @@
-"""A trainer that is started again whenever it dies, until it has trained all there was.
+"""A trainer that is restarted whenever it dies, until it has trained all groups.
 
-Used by tests and the campaign: each life may be told where to end.
+Tests and the campaign use it, and can choose the place where each process dies.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from benchmarks.faults import trainer
 from benchmarks.faults.deployment import Deployment
 from benchmarks.faults.processes import OwnProcess
 
-#: Deaths in each place of a step, at a step of its own.
+#: One death at each place, each in another step.
 EVERY_PLACE = tuple(f"{place}:{step}" for step, place in enumerate(trainer.PLACES, start=1))
 
 _MOST_LIVES = 40
@@ -21,15 +21,15 @@ _LIFE_S = 600.0
 
 
 class TrainerLives(threading.Thread):
-    """Runs a trainer, life after life; join it, then ask for its `failure`.
+    """Runs a trainer's processes one after the other; join it, then read `failure`.
 
     Args:
-        deployment: Where the run is.
-        run: Its slug.
-        consumer: Who trains.
-        checkpoint: Its checkpoint file.
+        deployment: The deployment of the run.
+        run: The run's slug.
+        consumer: The trainer's consumer name.
+        checkpoint: The checkpoint file.
         groups: Groups in a train batch.
-        ends: Where each life ends (`PLACE:STEP`); the ones after these end by themselves.
+        ends: Places of the deaths (`PLACE:STEP`); later processes end by themselves.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class TrainerLives(threading.Thread):
         self._ends: Iterator[str] = iter(ends)
 
     def run(self) -> None:
-        """Live until a life ends well."""
+        """Start processes until one succeeds."""
         log = self._deployment.folder / "logs" / f"trainer-{self.consumer}.log"
         while self.deaths < _MOST_LIVES:
             end = next(self._ends, None)

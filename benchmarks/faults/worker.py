@@ -1,6 +1,6 @@
-"""`rollout worker` with a wrong clock, or one that says everything twice, late and out of order.
+"""`rollout worker` with a wrong clock, or with messages sent twice, late and out of order.
 
-Started by the deployment instead of the ordinary one. Must not: change what is said.
+The deployment starts it instead of the ordinary one. Must not: change the messages.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TWICE_VARIABLE = "FAULTS_SAY_TWICE_WITHIN_S"
 
 
 def skew_clock(skew_s: float) -> None:
-    """Shift the wall clock of this process; the monotonic clocks go on as they are."""
+    """Shift the wall clock of this process, but not its monotonic clocks."""
     true_time = time.time
     time.time = lambda: true_time() + skew_s
     true_datetime = datetime.datetime
@@ -38,13 +38,13 @@ def skew_clock(skew_s: float) -> None:
 
 
 def say_twice(within_s: float) -> None:
-    """Send every completion and heartbeat twice: half of them at once, all others late."""
+    """Send every completion and heartbeat twice: half of them at once and late, others late."""
     from pipeline.queue.completions import OutcomePublisher
 
     draw = random.Random(os.getpid())
 
     def late(original: Any, publisher: OutcomePublisher, message: Any) -> None:
-        # A connection of its own: publishers belong to one thread each.
+        # A new publisher, because each belongs to one thread.
         other = OutcomePublisher(publisher._broker)
         original(other, message)
         other.close()
