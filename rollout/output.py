@@ -125,7 +125,7 @@ def confirm(question: str, *, yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise NotAllowed(
-            f"{question} There is nobody to ask: this is not a terminal.",
+            f"{question} No answer is possible: this is not a terminal.",
             remedy="Repeat the command with --yes.",
             code=E_MUST_ASK,
         )

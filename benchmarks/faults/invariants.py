@@ -80,7 +80,7 @@ def one_outcome_is_accepted(evidence: Evidence) -> Iterator[str]:
         if row["state"] != "succeeded":
             continue
         if f"{name}-a{row['winner_attempt_no']}" not in finished:
-            yield f"{name} was won by attempt {row['winner_attempt_no']}, which nobody finished"
+            yield f"{name} was won by attempt {row['winner_attempt_no']}, which no worker finished"
         if row["reward"] != expected_reward(name):
             yield f"{name} has the reward {row['reward']}, not {expected_reward(name)}"
 

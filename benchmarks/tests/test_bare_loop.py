@@ -1,4 +1,4 @@
-"""The baselines do the same rollouts as anybody, and the mock agrees."""
+"""The bare loops run the same rollouts as the pipeline, and the mock's counts agree."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from benchmarks.mock_server import MockServer
 from benchmarks.subjects import BareLoop
 from benchmarks.workloads import WORKLOADS
 
-# As W2, but patience is not what these tests are about.
+# As W2, but with short waits, because these tests do not measure them.
 IMPATIENT = replace(WORKLOADS["W2"].behaviour, latency_ms=10, retry_after_s=0.05)
 
 

@@ -1,4 +1,4 @@
-"""The command line: which commands there are, and which one runs when none is named."""
+"""The command line: its commands, and the default command."""
 
 import subprocess
 import sys

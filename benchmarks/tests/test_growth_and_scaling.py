@@ -1,4 +1,4 @@
-"""What the store's growth and more processes come to, as tables."""
+"""The tables of the growing store and of more processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the mock server counts and how long it takes, without a socket."""
+"""The mock server's counts and latencies, without a socket."""
 
 import asyncio
 import json

@@ -1,6 +1,6 @@
-"""The Makefile makes `.venv` once, and anew where its Python can no longer be used.
+"""The Makefile creates `.venv` once, and again if its Python can no longer be used.
 
-A shell script stands in for Python, pip and venv: it notes what it is asked, and installs nothing.
+A shell script replaces Python, pip and venv: it records its calls, and installs nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ esac
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """What make reads of a checkout, and the stand-in for Python."""
+    """A folder with the files that make reads, and the replacement of Python."""
     if shutil.which("make") is None:
         pytest.skip("make is not installed")
     shutil.copy(ROOT / "Makefile", tmp_path)
@@ -38,7 +38,7 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def make_install(checkout: Path) -> tuple[str, list[str]]:
-    """Return what `make install` says, and what it asked of Python."""
+    """Return the output of `make install`, and its calls of Python."""
     asked = checkout / "asked"
     asked.write_text("")
     done = subprocess.run(
@@ -61,7 +61,7 @@ def point_to_nowhere(python: Path) -> None:
 
 
 def become_useless(python: Path) -> None:
-    """As one that is too old or has no pip: the check of both ends with an error."""
+    """Replace Python by a program that fails the check, as one that is too old or without pip."""
     python.write_text("#!/bin/sh\nexit 1\n")
 
 
