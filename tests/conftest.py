@@ -36,6 +36,11 @@ from workers.sandbox.kinds import choose_local
 _FOREIGN = ("ROLLOUT_", "OPENAI_", "ANTHROPIC_", "AWS_", "BASE_URL", "MODEL_ID")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the fault tests: they wait, and the others need the processors meanwhile."""
+    items.sort(key=lambda item: item.path.parent.name != "faults")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     register_progress(config)
     if url := os.environ.get("ROLLOUT_TEST_AMQP_URL"):
