@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from fixtures.command_line import processes_of
 
 from pipeline.embedded import EmbeddedServices
 
@@ -27,8 +28,8 @@ def open_dir() -> Iterator[Path]:
 
 
 @pytest.fixture
-def services_at() -> Iterator[ServicesAt]:
-    """Make services for a directory, removed with their data after the test."""
+def services_at(open_dir: Path) -> Iterator[ServicesAt]:
+    """Make services for a directory below `open_dir`, removed with their data after the test."""
     made: list[EmbeddedServices] = []
 
     def make(data_dir: Path, **options) -> EmbeddedServices:
@@ -38,6 +39,7 @@ def services_at() -> Iterator[ServicesAt]:
     yield make
     for services in made:
         services.remove()
+    assert not processes_of(open_dir), "a server outlived its directory"
 
 
 @pytest.fixture(scope="session")
