@@ -18,7 +18,6 @@ from typing import Literal
 from urllib.parse import unquote, urlsplit
 
 import typer
-from kombu.exceptions import OperationalError
 from sqlalchemy import Engine, text
 
 from pipeline.contract.base_urls import urls_of
@@ -164,13 +163,8 @@ def _broker(settings: Settings) -> Check:
     quick = settings.broker.model_copy(update={"connect_timeout_s": _PROBE_S})
     broker = broker_of(settings.model_copy(update={"broker": quick}))
     connection = broker.connect()
-    try:
+    with broker.driver_errors(), connection:
         connection.ensure_connection(max_retries=1, timeout=_PROBE_S)
-    # All these errors mean that the broker does not answer.
-    except (OSError, OperationalError, *connection.connection_errors) as error:
-        raise broker.unavailable(error) from error
-    finally:
-        connection.release()
     return Check("broker", "ok", broker.place)
 
 

@@ -7,14 +7,16 @@ The rest of the code does not know which broker is used.
 from __future__ import annotations
 
 import ssl
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 from urllib.parse import urlsplit, urlunsplit
 
 from kombu import Connection, Exchange, Queue
-from kombu.exceptions import OperationalError
 
 from pipeline.contract.errors import ConfigError, QueueUnavailable
+from pipeline.queue.driver_errors import is_driver_error
 from pipeline.queue.signing import Signer
 from pipeline.settings import BrokerSettings, Settings
 
@@ -125,13 +127,29 @@ class Broker:
         Raises:
             QueueUnavailable: The broker does not answer.
         """
-        try:
+        with self.driver_errors():
             channel = connection.default_channel
             # Declaring is idempotent on every broker, and returns the count.
             declared = self.queue(name).bind(channel).queue_declare()
             return int(declared.message_count)
-        except (OperationalError, *connection.connection_errors, *connection.channel_errors) as e:
-            raise self.unavailable(e) from e
+
+    @contextmanager
+    def driver_errors(self, clean_up: Callable[[], None] = lambda: None) -> Iterator[None]:
+        """Turn every error of a driver into `QueueUnavailable`; the only place that does.
+
+        Args:
+            clean_up: Called before a driver's error is raised again, to drop the connection.
+
+        Raises:
+            QueueUnavailable: The broker did not answer, or refused.
+        """
+        try:
+            yield
+        except Exception as error:
+            if not is_driver_error(error):
+                raise
+            clean_up()
+            raise self.unavailable(error) from error
 
     def unavailable(self, error: BaseException) -> QueueUnavailable:
         """Return the error for a broker that cannot be reached."""

@@ -9,13 +9,11 @@ from __future__ import annotations
 import logging
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from kombu import Connection, Consumer, Message, Producer
-from kombu.exceptions import OperationalError
 
 from pipeline.contract.errors import MalformedMessage
 from pipeline.contract.messages import (
@@ -26,6 +24,7 @@ from pipeline.contract.messages import (
     parse_message,
 )
 from pipeline.queue.broker import Broker
+from pipeline.queue.driver_errors import is_driver_error
 from pipeline.queue.frames import decode_completions, encode_completions
 from pipeline.queue.signing import COMPLETION, HEARTBEAT, Forged
 
@@ -51,18 +50,9 @@ class _Connected:
         if connection is not None:
             try:
                 connection.release()
-            except (OSError, *connection.connection_errors):
-                pass
-
-    @contextmanager
-    def _broker_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            if not _is_broker_error(error, self._connection):
-                raise
-            self.close()
-            raise self._broker.unavailable(error) from error
+            except Exception as error:
+                if not is_driver_error(error):
+                    raise
 
 
 class OutcomePublisher(_Connected):
@@ -102,7 +92,7 @@ class OutcomePublisher(_Connected):
         super().close()
 
     def _publish(self, name: str, body: bytes | str, **properties: Any) -> None:
-        with self._broker_errors():
+        with self._broker.driver_errors(self.close):
             if self._producer is None:
                 self._connection = self._broker.connect(confirm=True)
                 self._producer = Producer(self._connection)
@@ -156,7 +146,7 @@ class OutcomeConsumer(_Connected):
         Raises:
             QueueUnavailable: The broker does not answer; it delivers these messages again.
         """
-        with self._broker_errors():
+        with self._broker.driver_errors(self.close):
             if self._connection is None:
                 self._connect()
             # Messages may also arrive between two calls, while the broker answers other requests.
@@ -178,7 +168,7 @@ class OutcomeConsumer(_Connected):
         Raises:
             QueueUnavailable: The broker does not answer; the second delivery changes nothing.
         """
-        with self._broker_errors():
+        with self._broker.driver_errors(self.close):
             delivery.ack()
 
     def backlog(self) -> int:
@@ -268,14 +258,3 @@ def restore_unacknowledged(channel: Any) -> None:
     with channel.conn_or_acquire() as client:
         for tag in client.zrange(qos.unacked_index_key, 0, -1):
             qos.restore_by_tag(tag, client)
-
-
-def _is_broker_error(error: BaseException, connection: Connection | None) -> bool:
-    if isinstance(error, (OperationalError, OSError)):
-        return True
-    if connection is None:
-        return False
-    if isinstance(error, (*connection.connection_errors, *connection.channel_errors)):
-        return True
-    # kombu 5.7 raises this when Redis goes away, because its poller has lost the channel.
-    return isinstance(error, AttributeError) and "'NoneType'" in str(error)

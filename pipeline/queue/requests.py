@@ -14,7 +14,6 @@ from typing import TypeVar
 
 from celery import Celery
 from kombu import Connection
-from kombu.exceptions import BatchPublishError, OperationalError
 
 from pipeline.contract.messages import RescoreRequest, RolloutRequest
 from pipeline.queue.broker import Broker
@@ -46,7 +45,7 @@ class RequestPublisher:
         expires = datetime.now(UTC) + timedelta(seconds=self._expires_s)
         too_large: list[R] = []
         with (
-            self._broker_errors(),
+            self._broker.driver_errors(self._drop_connections),
             self._app.producer_pool.acquire(block=True) as producer,
             producer.batch(),
         ):
@@ -83,7 +82,7 @@ class RequestPublisher:
         """
         if not labels or not self._broker.has_remote_control:
             return
-        with self._broker_errors():
+        with self._broker.driver_errors(self._drop_connections):
             arguments: dict[str, object] = {"labels": list(labels)}
             if signature := self._broker.signer.signature("\n".join(labels), CANCEL):
                 arguments["signature"] = signature
@@ -102,7 +101,7 @@ class RequestPublisher:
         """
         if not self._broker.has_remote_control:
             return None
-        with self._broker_errors(), self._connection() as connection:
+        with self._broker.driver_errors(self._drop_connections), self._connection() as connection:
             inspect = self._app.control.inspect(timeout=_REPLY_TIMEOUT_S, connection=connection)
             replies: dict[str, list[dict[str, str]]] = inspect.active_queues() or {}
         name = self._broker.prefix + queue
@@ -118,12 +117,7 @@ class RequestPublisher:
             connection.ensure_connection(max_retries=1, timeout=self._broker.connect_timeout_s)
             yield connection
 
-    @contextmanager
-    def _broker_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except (OperationalError, BatchPublishError, OSError) as error:
-            # Kombu keeps one pool per process and broker; a closed pool could not be used again.
-            pool = self._app.pool
-            pool.resize(pool.limit, force=True, ignore_errors=True, reset=True)
-            raise self._broker.unavailable(error) from error
+    def _drop_connections(self) -> None:
+        # Kombu keeps one pool per process and broker; a closed pool could not be used again.
+        pool = self._app.pool
+        pool.resize(pool.limit, force=True, ignore_errors=True, reset=True)

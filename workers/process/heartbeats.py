@@ -19,6 +19,7 @@ from pipeline.contract.messages import AttemptBeat, Heartbeat, RejectedMessage, 
 from pipeline.queue.completions import OutcomePublisher
 from workers.process.in_flight import InFlight
 from workers.process.loop import LoopThread
+from workers.process.vital_threads import vital
 
 log = logging.getLogger(__name__)
 
@@ -104,16 +105,20 @@ class Heartbeats(threading.Thread):
 
     def run(self) -> None:
         """Send heartbeats when they are due."""
-        while not self._closing.wait(self._announce_s / 2):
-            if self._is_due():
-                self._send()
-        self._send(final=True)
-        self._publisher.close()
+        with vital(self.name):
+            self._run()
 
     def close(self) -> None:
         """Send a last, empty heartbeat and end."""
         self._closing.set()
         self.join(timeout=10)
+
+    def _run(self) -> None:
+        while not self._closing.wait(self._announce_s / 2):
+            if self._is_due():
+                self._send()
+        self._send(final=True)
+        self._publisher.close()
 
     def _is_due(self) -> bool:
         asked_at = time.monotonic()

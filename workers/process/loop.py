@@ -15,6 +15,8 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from workers.process.vital_threads import vital
+
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -25,6 +27,7 @@ class LoopThread:
 
     def __init__(self) -> None:
         self._loop = _new_loop()
+        self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name="event-loop", daemon=True)
         self._thread.start()
 
@@ -62,17 +65,24 @@ class LoopThread:
 
     def stop(self) -> None:
         """Stop the loop and wait for its thread."""
+        self._is_stopping = True
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=5)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        while True:
-            try:
-                return self._loop.run_forever()
-            except (SystemExit, KeyboardInterrupt) as error:
-                # From a task that foreign code made; the exit would end all attempts.
-                log.error("A task tried to end the process by %r; the event loop goes on.", error)
+        with vital(self._thread.name):
+            # Foreign code in a task may exit or stop the loop; that would end all attempts.
+            while not self._is_stopping:
+                try:
+                    self._loop.run_forever()
+                except (SystemExit, KeyboardInterrupt) as error:
+                    log.error(
+                        "A task tried to end the process by %r; the event loop goes on.", error
+                    )
+                else:
+                    if not self._is_stopping:
+                        log.error("A task stopped the event loop; the event loop goes on.")
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

@@ -17,6 +17,7 @@ from pipeline.contract.messages import AttemptBeat, AttemptKey, Completion
 from pipeline.queue.completions import OutcomePublisher
 from pipeline.queue.frames import decode_completions, encode_completions
 from pipeline.queue.payloads import PayloadStore, check_out
+from workers.process.vital_threads import vital
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +85,10 @@ class Outbox(threading.Thread):
 
     def run(self) -> None:
         """Send batches until closed."""
+        with vital(self.name):
+            self._run()
+
+    def _run(self) -> None:
         self._send_spooled()
         stopping = False
         while not stopping:

@@ -249,6 +249,15 @@ def test_a_task_that_exits_does_not_end_the_loop(loop, caplog):
     future.cancel()
 
 
+def test_a_task_that_stops_the_loop_does_not_end_it(loop, caplog):
+    async def careless_agent() -> None:
+        asyncio.get_running_loop().stop()
+
+    loop.submit(careless_agent()).result(10)
+    wait_until(lambda: "A task stopped the event loop" in caplog.text, 10)
+    assert loop.call(lambda: 42, timeout_s=5) == 42
+
+
 # Nonsense on the broker
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 import pytest
@@ -150,3 +151,43 @@ def test_a_rollout_that_kills_its_workers_becomes_poison_and_its_neighbours_succ
     assert (failed["error_class"], failed["reward"]) == ("poison", None)
     (letter,) = deployment.rows("SELECT kind, reason FROM dead_letters")
     assert letter["kind"] == "rollout"
+
+
+#: Plug-ins with which a thread of the worker fails as soon as the gate is open.
+_FAILS = """
+from pathlib import Path
+from {module} import {owner}
+def fail(self):
+    if Path({gate!r}).exists():
+        raise LookupError("a bug in this thread")
+    return unharmed(self)
+unharmed, {owner}.{method} = {owner}.{method}, fail
+"""
+
+
+@pytest.mark.parametrize(
+    ("thread", "module", "owner", "method"),
+    [
+        ("heartbeats", "workers.process.heartbeats", "RejectedMessages", "waiting"),
+        ("outbox", "workers.process.outbox", "Outbox", "_gather"),
+    ],
+)
+@pytest.mark.parametrize("broker_place", ["redis"], indirect=True)
+def test_a_worker_ends_loudly_when_one_of_its_threads_fails(
+    hasty, tmp_path, thread, module, owner, method
+):
+    plugin = tmp_path / "fails.py"
+    values = {"module": module, "owner": owner, "method": method, "gate": str(hasty.gate)}
+    plugin.write_text(_FAILS.format(**values))
+    hasty.start_controller()
+    worker = hasty.start_worker(plugins=[*hasty.settings.worker.plugins, str(plugin)])
+    hasty.submit(2)
+    hasty.wait_states({"running": 2})
+    hasty.gate.touch()
+    assert worker.wait_end(LEASE_S) == os.EX_SOFTWARE
+    end = worker.tail()
+    assert f'thread "{thread}"' in end
+    assert "LookupError: a bug in this thread" in end
+    # The rollouts of the failed worker run again elsewhere.
+    hasty.start_worker()
+    hasty.wait_states({"succeeded": 2})

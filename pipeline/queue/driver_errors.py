@@ -1,0 +1,38 @@
+"""Tells the errors of the broker's drivers (kombu, amqp, redis, botocore) from all others.
+
+Used by `Broker.driver_errors`, the one place that turns them into `QueueUnavailable`. Must not:
+import the drivers, because a process loads only the driver of its broker.
+"""
+
+from __future__ import annotations
+
+from kombu.exceptions import SerializationError, SerializerNotInstalled
+
+_DRIVERS = frozenset({"amqp", "boto3", "botocore", "kombu", "redis"})
+
+
+def is_driver_error(error: BaseException) -> bool:
+    """Say whether a driver raised the error because the broker failed or refused.
+
+    Kombu's own lists (`connection_errors`, `channel_errors`) are not complete: a botocore
+    `ClientError` and AMQP's `MessageNacked` are in neither.
+    """
+    if isinstance(error, OSError):
+        return True
+    if isinstance(error, (SerializationError, SerializerNotInstalled)):
+        return False
+    if isinstance(error, AttributeError):
+        # kombu 5.7 raises this when Redis goes away, because its poller has lost the channel.
+        return _raised_in_driver(error)
+    return any(_is_of_driver(base.__module__) for base in type(error).__mro__)
+
+
+def _raised_in_driver(error: BaseException) -> bool:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and _is_of_driver(trace.tb_frame.f_globals.get("__name__", ""))
+
+
+def _is_of_driver(module: str) -> bool:
+    return module.partition(".")[0] in _DRIVERS
