@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from sqlalchemy import Connection, Engine
-from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, StatementError
+from sqlalchemy.exc import StatementError
 
 from pipeline.contract.errors import PipelineError, QueueUnavailable, ServiceUnavailable
 from pipeline.contract.messages import Heartbeat
@@ -21,6 +21,7 @@ from pipeline.service import process_id
 from pipeline.settings import Settings
 from pipeline.store.dead_letters import add_malformed, add_unknown
 from pipeline.store.engine import transact
+from pipeline.store.faults import Fault, fault_of, reason_of, sqlstate_of
 from pipeline.store.leases import keep_alive
 from pipeline.store.outcomes import record_outcomes
 from pipeline.store.processes import forget_process, report_process
@@ -30,6 +31,11 @@ log = logging.getLogger(__name__)
 
 #: Adds at most this much to the time until a lost worker is noticed; each report is a transaction.
 _REPORT_EVERY_S = 0.5
+
+#: After so many equal failures of one delivery its messages are taken one by one.
+_MOST_EQUAL_FAILURES = 5
+#: Faults for which a delivery is tried whole until it succeeds.
+_OF_THE_STORE = (Fault.AWAY, Fault.SCHEMA)
 
 #: Errors caused by the message itself, so a retry cannot help. Resource errors are not among them.
 _OF_THE_MESSAGE = (
@@ -72,6 +78,7 @@ class Collector:
         self._process_id = process_id(self.name)
         self._reported_at = 0.0
         self._unstored: Delivery | None = None
+        self._failures: list[str] = []  #: of the unstored delivery, the same one several times
 
     def step(self) -> None:
         """Take in one delivery, or report after a while without any."""
@@ -87,7 +94,7 @@ class Collector:
             # If the store is down, the next step continues here: while this connection lasts, the
             # broker delivers its unacknowledged messages to no other collector.
             unwanted = self._take_in(delivery)
-            self._unstored = None
+            self._unstored, self._failures = None, []
             self._consumer.ack(delivery)
             self._stop(unwanted)
         self._unstored = None
@@ -105,10 +112,11 @@ class Collector:
             return transact(self._engine, lambda c: self._write(c, delivery))
         # Broad on purpose: see `_take_in_part`.
         except Exception as error:
-            if not _is_of_the_message(error):
+            self._count(error)
+            if not self._is_of_the_message(error) and not self._is_stuck(error):
                 raise
             log.warning(
-                "A delivery cannot be stored whole, its messages one by one: %s", _reason(error)
+                "A delivery cannot be stored whole, its messages one by one: %s", reason_of(error)
             )
         return [label for part in _parts(delivery) for label in self._take_in_part(part)]
 
@@ -119,16 +127,36 @@ class Collector:
         # Broad on purpose: a message that always fails would be delivered for ever, together with
         # its neighbours.
         except Exception as error:
-            if not _is_of_the_message(error):
+            if not self._is_of_the_message(error):
                 raise
-            if not isinstance(error, DBAPIError):
+            if sqlstate_of(error) is None:
                 log.exception("A message cannot be taken in; it goes to the dead letters.")
-            reason = f"The store refused it: {_reason(error)}"
+            reason = f"The store refused it: {reason_of(error)}"
         refused = Delivery(
             malformed=[("completion", reason, encode_completions([c])) for c in part.completions]
             + [("heartbeat", reason, b.model_dump_json().encode()) for b in part.heartbeats]
         )
         return transact(self._engine, lambda c: self._write(c, refused))
+
+    def _count(self, error: Exception) -> None:
+        name = _name_of(error)
+        self._failures = [*(known for known in self._failures if known == name), name]
+
+    def _is_stuck(self, error: Exception) -> bool:
+        """Say whether a delivery has failed so often in one way that its messages are split."""
+        is_of_the_store = fault_of(error) in _OF_THE_STORE
+        return not is_of_the_store and self._failures.count(_name_of(error)) >= _MOST_EQUAL_FAILURES
+
+    def _is_of_the_message(self, error: Exception) -> bool:
+        """Say whether a second try would end in the same error, because the message causes it."""
+        fault = fault_of(error)
+        if fault is Fault.DATA:
+            return True
+        # A message may need too much memory, or meet a bug; it never causes other transactions.
+        if self._is_stuck(error) and fault is not Fault.CONFLICT:
+            return True
+        is_of_a_service = isinstance(error, ServiceUnavailable)
+        return fault is None and isinstance(error, _OF_THE_MESSAGE) and not is_of_a_service
 
     def _write(self, connection: Connection, delivery: Delivery) -> list[str]:
         # Outcomes first: a rollout that has ended needs no new lease.
@@ -182,16 +210,8 @@ class Collector:
         self._reported_at = time.monotonic()
 
 
-def _is_of_the_message(error: Exception) -> bool:
-    """Say whether a second try would end in the same error, because the message causes it."""
-    if isinstance(error, DBAPIError):
-        return isinstance(error, DataError | IntegrityError)
-    return isinstance(error, _OF_THE_MESSAGE) and not isinstance(error, ServiceUnavailable)
-
-
-def _reason(error: Exception) -> str:
-    lines = str(getattr(error, "orig", error)).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+def _name_of(error: Exception) -> str:
+    return sqlstate_of(error) or type(error).__name__
 
 
 def _parts(delivery: Delivery) -> Iterator[Delivery]:

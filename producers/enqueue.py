@@ -15,6 +15,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine
 
 from pipeline.contract.errors import InputError
+from pipeline.contract.names import check_name
 from pipeline.contract.run import RunConfig, RunOrigin, check_slug
 from pipeline.store.engine import transact
 from pipeline.store.prompts import PromptSource, add_prompts, count_prompts, seal_run
@@ -56,15 +57,20 @@ def enqueue(
         origin: The origin of a new run, stored with it.
 
     Raises:
-        InputError: The slug cannot name a run, or a prompt cannot be read. Chunks before that
-            prompt are enqueued, and another call goes on from there. If the first chunk fails,
-            there is no run.
+        InputError: The slug cannot name a run, the name of dataset or split is too long, or a
+            prompt cannot be read. Chunks before that prompt are enqueued, and another call goes on
+            from there. If the first chunk fails, there is no run.
         NotAllowed: The run exists with another configuration, or a row has changed.
     """
     try:
         check_slug(run)
     except ValueError as error:
         raise InputError(str(error), code=E_RUN_NAME) from error
+    try:
+        check_name(source.dataset, "dataset")
+        check_name(source.split, "split")
+    except ValueError as error:
+        raise InputError(str(error)) from error
     chunks = _chunks(prompts)
     first = next(chunks, [])
 

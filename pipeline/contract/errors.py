@@ -5,6 +5,7 @@
     ├── InputError                a dataset, a row or an argument is bad        exit 2
     ├── NotFound                  no run, group or rollout of that name         exit 2
     ├── StoreUnavailable          Postgres does not answer                      exit 6
+    ├── StoreRejected             Postgres refuses what was to be stored        exit 1
     ├── QueueUnavailable          the broker does not answer                    exit 6
     ├── ServiceUnavailable        another service does not answer or start      exit 6
     ├── SchemaOutdated            the database is not migrated                  exit 3
@@ -117,6 +118,12 @@ class StoreUnavailable(ServiceUnavailable):
     """Postgres does not answer."""
 
     code = "E202"
+
+
+class StoreRejected(PipelineError):
+    """Postgres refuses what was to be stored: the same data would be refused again."""
+
+    code = "E305"
 
 
 class MalformedMessage(PipelineError):

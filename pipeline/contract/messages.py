@@ -10,10 +10,11 @@ import json
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from pipeline.contract.activity import RunActivity
 from pipeline.contract.errors import SCORED_BY_DEFAULT, ErrorClass, MalformedMessage
+from pipeline.contract.names import Name, PartName
 from pipeline.contract.rollout import LABEL_PATTERN, StopReason
 from pipeline.contract.run import AttemptSpec
 
@@ -27,6 +28,9 @@ HEARTBEAT_QUEUE = "rollout.heartbeats"
 
 #: A label names files and object keys: a forged one must not lead out of their folder.
 Label = Annotated[str, Field(pattern=LABEL_PATTERN)]
+
+#: Longest texts of an error that are kept.
+_CODE_CHARS, _MESSAGE_CHARS, _DETAIL_CHARS = 100, 2_000, 8_000
 
 AttemptKey = tuple[UUID, int]
 
@@ -124,14 +128,17 @@ class RescoreRequest(_Request):
 
 
 class ErrorRecord(BaseModel):
-    """The error of an attempt, kept with it; secrets are already redacted."""
+    """The error of an attempt, kept with it; secrets are already redacted.
+
+    Longer texts are cut: of a traceback the end is kept, because it names the error.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     error_class: ErrorClass
-    code: str
-    message: str
-    detail: str = ""
+    code: Annotated[str, AfterValidator(lambda text: text[:_CODE_CHARS])]
+    message: Annotated[str, AfterValidator(lambda text: text[:_MESSAGE_CHARS])]
+    detail: Annotated[str, AfterValidator(lambda text: text[-_DETAIL_CHARS:])] = ""
     phase: str = ""
     retry_after_s: float | None = None
 
@@ -139,13 +146,13 @@ class ErrorRecord(BaseModel):
 class RewardPart(_Value):
     """One scorer's value for an attempt, or its error."""
 
-    name: str
+    name: PartName
     value: float | None
     weight: float = 1.0
     status: Literal["ok", "error", "pending"] = "ok"
     error_class: ErrorClass | None = None
     latency_ms: float = 0.0
-    scorer_version: str = "1"
+    scorer_version: Name = "1"
 
 
 class Completion(AttemptRef, _Message):
@@ -155,7 +162,7 @@ class Completion(AttemptRef, _Message):
     payload store at `body_uri`. Both are empty where the attempt left no trajectory.
     """
 
-    worker_id: str
+    worker_id: Name
     purpose: Literal["attempt", "rescore"] = "attempt"
     outcome: Literal["succeeded", "failed"]
     stop_reason: StopReason | None = None
@@ -185,7 +192,7 @@ class AttemptBeat(_Value):
 
     rollout_id: UUID
     attempt_no: int
-    phase: str
+    phase: Name
     step: int = 0
 
     @property
@@ -205,7 +212,7 @@ class RejectedMessage(_Value):
 class Heartbeat(_Message):
     """The attempts a worker holds, the requests it takes, and its activity for the newest runs."""
 
-    worker_id: str
+    worker_id: Name
     sequence: int
     attempts: tuple[AttemptBeat, ...] = ()
     capacity: int = 0

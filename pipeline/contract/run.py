@@ -15,6 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 
 from pipeline.contract.base_urls import base_url_of, urls_of
 from pipeline.contract.errors import SCORED_BY_DEFAULT, Action, ErrorClass
+from pipeline.contract.names import Name
 from pipeline.contract.rollout import RunPurpose
 
 #: Queue of runs that name none; workers consume it by default.
@@ -68,13 +69,13 @@ class AttemptSpec(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    agent: str = Field(description="Registered name of the agent.")
+    agent: Name = Field(description="Registered name of the agent.")
     agent_config: dict[str, Any] = Field(default={}, description="Options of the agent.")
     tools: tuple[str, ...] = Field(default=(), description="Registered names of the agent's tools.")
     tools_config: dict[str, dict[str, Any]] = Field(
         default={}, description="Options of tools, by the tool's name."
     )
-    reward: str | None = None
+    reward: Name | None = None
     reward_config: dict[str, Any] = Field(default={}, description="Options of the reward.")
     model: str | None = Field(default=None, description="Model name; None: the worker's default.")
     base_url: BaseUrl = Field(
@@ -95,8 +96,8 @@ class RunConfig(AttemptSpec):
         default=RunPurpose.TRAIN,
         description="`train` or `eval`: kept with the run, changes nothing else.",
     )
-    agent: str = Field(default="single_turn", description="Registered name of the agent.")
-    reward: str | None = Field(
+    agent: Name = Field(default="single_turn", description="Registered name of the agent.")
+    reward: Name | None = Field(
         default_factory=_default_reward,
         description="Registered name; None: the agent's own verdict, if it leaves one. "
         "Default: exact_match; None for coding and swe.",

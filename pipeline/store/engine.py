@@ -1,7 +1,7 @@
 """Connections to Postgres: engine, transactions that are retried, notifications.
 
-Built at entry points, passed to the services. Every failure to reach the database becomes
-`StoreUnavailable`. Must not: know tables.
+Built at entry points, passed to the services. `transact` turns the errors of Postgres into those
+of the pipeline, by the table in `faults.py`. Must not: know tables.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from typing import Any, TypeVar
 import psycopg
 from psycopg.types.array import ListBinaryDumper
 from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
-from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import DBAPIError
 
-from pipeline.contract.errors import ConfigError, StoreUnavailable
+from pipeline.contract.errors import ConfigError, StoreRejected, StoreUnavailable
+from pipeline.store.faults import Fault, fault_of, reason_of, sqlstate_of
 
 #: Channels of NOTIFY. Listeners also poll slowly, in case a notification is lost.
 WORK_CHANNEL = "rollout_work"
@@ -23,8 +24,6 @@ READY_CHANNEL = "rollout_ready"
 #: Its payloads list stored trajectories that were scored again; see `rescores.py`.
 RESCORED_CHANNEL = "rollout_rescored"
 
-#: deadlock_detected, serialization_failure: the same transaction may succeed if it is repeated.
-_RETRYABLE = frozenset({"40P01", "40001"})
 _DISK_FULL = "53100"
 
 #: Execution option of statements that return bodies: sent as bytes, not as hexadecimal digits.
@@ -80,35 +79,44 @@ def _choose_format(
 
 
 def transact(engine: Engine, work: Callable[[Connection], T], *, tries: int = 3) -> T:
-    """Run `work` in one transaction; repeat it after a deadlock or a dropped connection.
+    """Run `work` in one transaction; repeat it after a conflict or a dropped connection.
 
     Raises:
-        StoreUnavailable: Postgres did not answer. Either nothing was committed, or the answer to
-            the commit was lost; all writes are guarded, so repeating them is harmless.
+        StoreUnavailable: Postgres did not answer, or other transactions were in the way every time.
+            Either nothing was committed, or the answer to the commit was lost; all writes are
+            guarded, so repeating them is harmless.
+        StoreRejected: Postgres refuses the data; nothing was committed.
     """
     for attempt in range(1, tries + 1):
         try:
             with engine.begin() as connection:
                 return work(connection)
         except (DBAPIError, psycopg.Error) as error:  # COPY's errors come as psycopg's own
-            state = _sqlstate(error)
+            fault = fault_of(error)
             is_dropped = isinstance(error, DBAPIError) and error.connection_invalidated
-            if attempt < tries and (state in _RETRYABLE or is_dropped):
+            if attempt < tries and (fault is Fault.CONFLICT or is_dropped):
                 time.sleep(0.02 * attempt)
                 continue
-            is_theirs = isinstance(error, (OperationalError, psycopg.OperationalError))
-            if is_theirs and state not in _RETRYABLE:
-                raise unavailable(engine, error) from error
-            raise
+            if fault in (Fault.SCHEMA, Fault.OTHER):
+                raise
+            raise translated(engine, error) from error
     raise AssertionError("unreachable")
 
 
-def unavailable(engine: Engine, error: BaseException) -> StoreUnavailable:
-    """Return an error that explains to a person why Postgres cannot be used."""
-    lines = str(getattr(error, "orig", error)).strip().splitlines()
-    reason = (lines[0] if lines else type(error).__name__).rstrip(".") + "."
+def translated(engine: Engine, error: BaseException) -> StoreUnavailable | StoreRejected:
+    """Return the pipeline's error for one of Postgres, explained to a person."""
+    reason = reason_of(error).rstrip(".") + "."
     place = engine.url.render_as_string(hide_password=True)
-    if _sqlstate(error) == _DISK_FULL:
+    fault = fault_of(error)
+    if fault is Fault.DATA:
+        return StoreRejected(
+            "Postgres refuses what was to be stored.",
+            why=reason,
+            remedy="The same data would be refused again; correct what the reason names.",
+        )
+    if fault in (Fault.CONFLICT, Fault.RESOURCES):
+        return StoreUnavailable(f"Postgres at {place} could not do it now.", why=reason)
+    if sqlstate_of(error) == _DISK_FULL:
         return StoreUnavailable(
             f"The disk of Postgres at {place} is full.",
             why=reason,
@@ -119,10 +127,6 @@ def unavailable(engine: Engine, error: BaseException) -> StoreUnavailable:
         why=reason,
         remedy="Check ROLLOUT_DATABASE__URL, or start local services: rollout up",
     )
-
-
-def _sqlstate(error: BaseException) -> str | None:
-    return getattr(getattr(error, "orig", error), "sqlstate", None)
 
 
 class Listener:

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import OperationalError
 
 from pipeline.contract.errors import SchemaOutdated
-from pipeline.store.engine import unavailable
+from pipeline.store.engine import translated
 
 MIGRATIONS = Path(__file__).with_name("migrations")
 
@@ -38,7 +38,7 @@ def upgrade(engine: Engine) -> str:
                 connection.execute(text("SELECT pg_advisory_unlock(:key)"), {"key": _UPGRADE_LOCK})
                 connection.commit()
     except OperationalError as error:
-        raise unavailable(engine, error) from error
+        raise translated(engine, error) from error
     return head()
 
 
@@ -48,7 +48,7 @@ def current(engine: Engine) -> str | None:
         with engine.connect() as connection:
             return _current(connection)
     except OperationalError as error:
-        raise unavailable(engine, error) from error
+        raise translated(engine, error) from error
 
 
 def head() -> str:

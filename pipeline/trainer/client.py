@@ -13,7 +13,8 @@ from uuid import UUID
 
 from sqlalchemy import Connection, Engine
 
-from pipeline.contract.errors import ConfigError, ServiceUnavailable
+from pipeline.contract.errors import ConfigError, InputError, ServiceUnavailable
+from pipeline.contract.names import check_name
 from pipeline.contract.rollout import RunState
 from pipeline.contract.train_batch import (
     BatchSpec,
@@ -56,6 +57,7 @@ class TrainerClient:
         lease_s: Seconds after which another consumer may take over what was not committed.
 
     Raises:
+        InputError: The consumer's name is too long.
         NotFound: There is no such run.
     """
 
@@ -68,6 +70,10 @@ class TrainerClient:
         payloads: PayloadStore | None = None,
         lease_s: float = LEASE_S,
     ) -> None:
+        try:
+            check_name(consumer, "consumer")
+        except ValueError as error:
+            raise InputError(str(error)) from error
         self._engine = engine
         self._consumer = consumer
         self._payloads = payloads

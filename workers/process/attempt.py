@@ -23,11 +23,6 @@ from workers.process.records import record_of
 
 Phase = Literal["starting", "generating", "scoring", "done"]
 
-#: Longest traceback and message that are kept. Of a traceback the end is kept: it names the error.
-_MAX_DETAIL_CHARS = 8_000
-_MAX_MESSAGE_CHARS = 2_000
-_MAX_CODE_CHARS = 100
-
 
 class Attempt:
     """The state of one attempt."""
@@ -85,9 +80,9 @@ class Attempt:
         detail = "".join(traceback.format_exception(cause))
         record = ErrorRecord(
             error_class=error.error_class,
-            code=self._clean(str(error.code))[:_MAX_CODE_CHARS],
-            message=self._clean(str(error))[:_MAX_MESSAGE_CHARS],
-            detail=self._clean(detail)[-_MAX_DETAIL_CHARS:],
+            code=self._clean(str(error.code)),
+            message=self._clean(str(error)),
+            detail=self._clean(detail),
             phase=phase,
             retry_after_s=_finite(error.retry_after_s),
         )

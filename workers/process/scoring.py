@@ -120,7 +120,7 @@ async def rescore(
     except RolloutError as error:
         record = ErrorRecord(
             error_class=error.error_class,
-            code=error.code,
+            code=storable(error.code),
             message=storable(redactor.text(str(error))),
             phase="scoring",
         )
@@ -149,7 +149,7 @@ def _parts(
         name=name, value=result.value, scorer_version=version, latency_ms=round(elapsed_ms, 3)
     )
     parts = tuple(
-        RewardPart(name=storable(f"{name}.{part}"), value=value, scorer_version=version)
+        RewardPart(name=f"{name}.{part}", value=value, scorer_version=version)
         for part, value in result.parts.items()
     )
     return (whole, *parts)

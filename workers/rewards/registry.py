@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from pipeline.contract.errors import ContractError, RewardError, SandboxError, boundary
+from pipeline.contract.names import check_name
 from workers.core.sync_call import call_sync_or_async
 from workers.rewards.reward_function import RewardFunction, RunsIn, inspect_reward
 from workers.rewards.reward_processes import call_in_process
@@ -61,11 +62,13 @@ def register_reward(
         version: Stored with every value, to distinguish the rewards of changed functions.
 
     Raises:
-        ValueError: Another reward has this name.
+        ValueError: Another reward has this name, or name or version is too long.
         TypeError: The function takes an unknown parameter without a default.
     """
 
     def register(function: FunctionT) -> FunctionT:
+        check_name(name, "reward")
+        check_name(version, f"version of reward {name!r}")
         is_builtin = getattr(function, "__module__", None) == BUILTIN_REWARDS.get(name)
         if name in _registered or (name in BUILTIN_REWARDS and not is_builtin):
             raise ValueError(f"A reward named {name!r} is registered already.")

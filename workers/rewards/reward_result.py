@@ -13,6 +13,8 @@ from numbers import Real
 from typing import Any
 
 from pipeline.contract.errors import ContractError, RewardError
+from pipeline.contract.messages import storable
+from pipeline.contract.names import check_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,8 @@ def read_result(value: Any, name: str) -> RewardResult:
     The rewards of turns are summed, and kept as parts `turn_0`, `turn_1`, …
 
     Raises:
-        ContractError: The value is none of these; code `reward_type`.
+        ContractError: The value is none of these; code `reward_type`. Or a part's name is too long
+            or occurs twice; code `reward_part_name`.
         RewardError: A number is NaN or infinite; code `not_finite`.
     """
     if isinstance(value, RewardResult):
@@ -56,7 +59,27 @@ def _of_turns(values: list[Any] | tuple[Any, ...], name: str) -> RewardResult:
 def _parts(parts: Any, name: str) -> dict[str, float]:
     if not isinstance(parts, Mapping):
         raise _wrong_type(name, f"parts that are a {type(parts).__name__}")
-    return {str(key): _number(part, f"{name}.{key}") for key, part in parts.items()}
+    read: dict[str, float] = {}
+    for key, part in parts.items():
+        part_name = _part_name(str(key), name)
+        if part_name in read:
+            raise ContractError(
+                f"Reward {name!r} returned two parts that are stored as {part_name!r}; give each "
+                "part a name of its own.",
+                code="reward_part_name",
+            )
+        read[part_name] = _number(part, f"{name}.{part_name}")
+    return read
+
+
+def _part_name(part: str, reward: str) -> str:
+    try:
+        return check_name(storable(part), f"part of reward {reward!r}")
+    except ValueError as error:
+        raise ContractError(
+            f"{error} Name parts by what they measure, not by their content.",
+            code="reward_part_name",
+        ) from error
 
 
 def _number(value: Any, name: str) -> float:

@@ -426,3 +426,18 @@ def test_reward_parts_may_have_any_name(engine, make_worker):
     assert outcome(story, make_worker())[:2] == ("succeeded", 1.0)
     names = {row["name"] for row in story.rows("SELECT name FROM rewards")}
     assert names == {"parts", "parts.a\\0b", "parts.?"}
+
+
+@pytest.mark.parametrize("parts", [{"x" * 201: 1.0}, {"a\0b": 1.0, "a\\0b": 2.0}])
+def test_reward_parts_that_cannot_be_stored_fail_in_the_words_of_the_reward(
+    engine, make_worker, parts
+):
+    @register_reward("parts", inline=True)
+    def of_parts(response: str) -> dict[str, float]:
+        return {"reward": 1.0, **parts}
+
+    story = StoredRun(engine, reward="parts")
+    assert outcome(story, make_worker()) == ("failed", None, E.CONTRACT, "reward_part_name")
+    (attempt,) = story.rows("SELECT * FROM attempts")
+    assert "'parts'" in attempt["error_message"]
+    assert len(story.rows("SELECT * FROM trajectories")) == 1

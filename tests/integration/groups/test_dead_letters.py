@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from fixtures.stored_run import StoredRun
+from sqlalchemy import Engine, text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from pipeline import retry
 from pipeline.collector import Collector
-from pipeline.contract.errors import ErrorClass
+from pipeline.contract.errors import ErrorClass, StoreUnavailable
 from pipeline.contract.messages import Completion, Heartbeat, RewardPart
 from pipeline.queue.completions import Delivery
 from pipeline.queue.frames import decode_completions, encode_completions
@@ -45,10 +48,10 @@ class DeliveredOnce:
 
 
 @pytest.fixture
-def collect(make_settings: Any) -> Callable[..., DeliveredOnce]:
-    """Let a collector take in frames, as they would come over a broker."""
+def make_collector(make_settings: Any) -> Callable[..., tuple[Collector, DeliveredOnce]]:
+    """Make a collector for frames as they would come over a broker."""
 
-    def take_in(story: StoredRun, *frames: bytes, **more: Any) -> DeliveredOnce:
+    def make(story: StoredRun, *frames: bytes, **more: Any) -> tuple[Collector, DeliveredOnce]:
         consumer = DeliveredOnce(*frames, **more)
         collector = Collector(
             story.engine,
@@ -56,6 +59,17 @@ def collect(make_settings: Any) -> Callable[..., DeliveredOnce]:
             make_settings(),
             stop_attempts=lambda _: None,
         )
+        return collector, consumer
+
+    return make
+
+
+@pytest.fixture
+def collect(make_collector: Any) -> Callable[..., DeliveredOnce]:
+    """Let a collector take in frames."""
+
+    def take_in(story: StoredRun, *frames: bytes, **more: Any) -> DeliveredOnce:
+        collector, consumer = make_collector(story, *frames, **more)
         collector.step()
         return consumer
 
@@ -201,6 +215,94 @@ def test_a_message_that_nobody_can_take_in_does_not_come_for_ever(tell, collect,
     assert "date value out of range" in letter["reason"]
     assert cli("dlq", "requeue", "--all", "--yes")["requeued"][0]["result"] == "recorded"
     assert story.states() == {"succeeded": 3}
+
+
+@pytest.fixture
+def fail_on_parts(engine: Engine) -> Callable[..., None]:
+    """Let Postgres refuse every reward part that is named `bad`, with an SQLSTATE."""
+
+    def install(sqlstate: str) -> None:
+        with engine.begin() as connection:
+            connection.execute(
+                text(f"""
+                    CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+                    BEGIN RAISE EXCEPTION 'refused' USING ERRCODE = '{sqlstate}'; END $$
+                """)
+            )
+            connection.execute(
+                text(
+                    "CREATE TRIGGER refuse BEFORE INSERT ON rewards FOR EACH ROW"
+                    " WHEN (NEW.name = 'bad') EXECUTE FUNCTION refuse()"
+                )
+            )
+
+    return install
+
+
+BAD = (RewardPart(name="bad", value=1.0),)
+
+
+@pytest.mark.parametrize("sqlstate", ["21000", "22003", "23514", "54000"])
+def test_an_error_of_the_data_concerns_its_message_alone(
+    tell, collect, cli, fail_on_parts, sqlstate
+):
+    fail_on_parts(sqlstate)
+    story = tell(prompts=2)
+    first, second = story.claim()
+    said = [story.succeeded(first, reward_parts=BAD), story.succeeded(second)]
+    assert collect(story, encode_completions(said)).acknowledged
+    assert story.states() == {"succeeded": 1, "dispatched": 1}
+    (letter,) = letters(cli)
+    assert letter["reason"] == "The store refused it: refused"
+
+
+@pytest.mark.parametrize("sqlstate", ["08006", "25006", "42501", "53100", "57P01", "58030"])
+def test_an_error_of_the_store_puts_no_message_aside(
+    tell, make_collector, cli, fail_on_parts, sqlstate
+):
+    fail_on_parts(sqlstate)
+    story = tell(prompts=2)
+    first, second = story.claim()
+    said = [story.succeeded(first, reward_parts=BAD), story.succeeded(second)]
+    collector, consumer = make_collector(story, encode_completions(said))
+    for _ in range(12):
+        with pytest.raises((StoreUnavailable, DBAPIError)):
+            collector.step()
+    assert (letters(cli), story.states()) == ([], {"dispatched": 2})
+    assert not consumer.acknowledged
+
+
+@pytest.mark.parametrize("sqlstate", ["XX000", "53200", "57014", "P0001"])
+def test_a_message_that_fails_in_one_way_each_time_lets_its_neighbours_pass(
+    tell, make_collector, cli, fail_on_parts, sqlstate
+):
+    fail_on_parts(sqlstate)
+    story = tell(prompts=2)
+    first, second = story.claim()
+    said = [story.succeeded(first, reward_parts=BAD), story.succeeded(second)]
+    collector, consumer = make_collector(story, encode_completions(said))
+    for _ in range(4):
+        with pytest.raises((StoreUnavailable, DBAPIError)):
+            collector.step()
+    assert story.states() == {"dispatched": 2}
+    collector.step()
+    assert consumer.acknowledged
+    assert story.states() == {"succeeded": 1, "dispatched": 1}
+    (letter,) = letters(cli)
+    assert letter["reason"] == "The store refused it: refused"
+
+
+def test_a_name_too_long_for_the_store_concerns_its_message_alone(tell, collect, cli):
+    story = tell(prompts=2)
+    first, second = story.claim()
+    # Not compressible: Postgres compresses a key before it rejects its length.
+    name = "".join(hashlib.sha256(str(n).encode()).hexdigest() for n in range(100))
+    part = BAD[0].model_copy(update={"name": name})
+    said = [story.succeeded(first, reward_parts=(part,)), story.succeeded(second)]
+    assert collect(story, encode_completions(said)).acknowledged
+    assert story.states() == {"succeeded": 1, "dispatched": 1}
+    (letter,) = letters(cli)
+    assert "reward_parts.0.name" in letter["reason"]
 
 
 @pytest.mark.parametrize("error", [MemoryError(), PoolTimeout("pool"), OSError("disk")], ids=repr)

@@ -17,10 +17,9 @@ from fixtures.servers import PrivateServers
 from fixtures.stored_run import StoredRun
 from sqlalchemy import Engine, text
 from sqlalchemy.dialects import postgresql
-from sqlalchemy.exc import IntegrityError
 
 from pipeline import store
-from pipeline.contract.errors import ConfigError, SchemaOutdated, StoreUnavailable
+from pipeline.contract.errors import ConfigError, SchemaOutdated, StoreRejected, StoreUnavailable
 from pipeline.contract.run import RunOrigin
 from pipeline.contract.train_batch import BatchSpec
 from pipeline.store.accounting import check_accounting
@@ -182,7 +181,7 @@ def test_another_database_than_postgres_is_refused(url):
 @pytest.mark.parametrize("state", ["queued", "dispatched", "running", "failed", "cancelled"])
 def test_the_database_refuses_a_reward_without_a_success(engine, state):
     StoredRun(engine)
-    with pytest.raises(IntegrityError, match="rollouts_reward_is_earned"):
+    with pytest.raises(StoreRejected, match="rollouts_reward_is_earned"):
         transact(
             engine,
             lambda c: c.execute(
@@ -194,7 +193,7 @@ def test_the_database_refuses_a_reward_without_a_success(engine, state):
 @pytest.mark.parametrize("reward", ["NaN", "Infinity", "-Infinity"])
 def test_the_database_refuses_a_reward_that_is_no_number(engine, reward):
     StoredRun(engine)
-    with pytest.raises(IntegrityError, match="rollouts_reward_is_finite"):
+    with pytest.raises(StoreRejected, match="rollouts_reward_is_finite"):
         transact(
             engine,
             lambda c: c.execute(
@@ -206,7 +205,7 @@ def test_the_database_refuses_a_reward_that_is_no_number(engine, reward):
 
 def test_the_database_refuses_counters_beyond_the_group(engine):
     StoredRun(engine, n=2)
-    with pytest.raises(IntegrityError, match="groups_counters"):
+    with pytest.raises(StoreRejected, match="groups_counters"):
         transact(engine, lambda c: c.execute(text("UPDATE groups SET n_failed = 3")))
 
 

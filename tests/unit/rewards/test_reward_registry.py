@@ -220,6 +220,12 @@ def test_a_name_is_registered_once() -> None:
             register_reward(name)(lambda: 1.0)
 
 
+@pytest.mark.parametrize("names", [{"name": "x" * 201}, {"name": "x", "version": "1" * 201}])
+def test_a_name_that_cannot_be_stored_is_not_registered(names: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="201 characters; at most 200"):
+        register_reward(**names)(lambda response: 1.0)
+
+
 async def test_an_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(ContractError, match="exact_match, gsm8k") as caught:
         await score("nope", response="", prompt={})
