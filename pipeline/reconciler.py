@@ -18,11 +18,11 @@ from uuid import UUID
 from kombu import Connection as BrokerConnection
 from sqlalchemy import Connection, Engine, text
 
-from pipeline.contract.errors import ErrorClass, MalformedMessage, QueueUnavailable
+from pipeline.contract.errors import ErrorClass, QueueUnavailable
 from pipeline.contract.messages import Completion, ErrorRecord
 from pipeline.queue.broker import Broker
-from pipeline.queue.frames import decode_completions
-from pipeline.queue.payloads import PayloadStore, payload_key
+from pipeline.queue.claim_checks import find_outcomes
+from pipeline.queue.payloads import PayloadStore
 from pipeline.retry import (
     HELD_NO_MORE,
     NEVER_HELD,
@@ -180,22 +180,11 @@ class Reconciler:
         """Return the outcome of an attempt from the payload store, if only its message was lost."""
         if self._settings.payloads.mode != "object":
             return None
-        key = payload_key(str(attempt.run_id), attempt.label)
-        try:
-            frame = self._payloads.get(self._payloads.uri(key))
-            completions = decode_completions(frame)[0] if frame is not None else []
-        except MalformedMessage as error:
-            # One bad object must not keep the other attempts from being given up.
-            log.warning("The object of %s is not its outcome: %s", attempt.label, error)
-            return None
-        for completion in completions:
-            if _key(completion) == _key(attempt):
-                return completion.model_copy(update={"body": b""})
+        # Of several executions any will do: each completion names its own body.
+        for completion in find_outcomes(attempt.run_id, attempt.label, self._payloads):
+            if completion.key == (attempt.rollout_id, attempt.attempt_no):
+                return completion
         return None
-
-
-def _key(of: Completion | SilentAttempt) -> tuple[UUID, int]:
-    return of.rollout_id, of.attempt_no
 
 
 def find_codes(

@@ -76,6 +76,7 @@ def request_of(
         codec=stored.codec,
         body="" if uri else base64.b64encode(body).decode(),
         body_uri=uri,
+        body_digest=stored.body_digest,
     )
 
 
@@ -90,6 +91,7 @@ def _check_out(run: Run, stored: StoredTrajectory, payloads: PayloadStore) -> st
         outcome="succeeded",
         codec=stored.codec,
         body=stored.body or b"",
+        body_digest=stored.body_digest,
     )
     # A key of its own: under the attempt's key the reconciler looks for outcomes of lost messages.
     return payloads.put(f"{run.run_id}/{stored.label}.rescore", encode_completions([completion]))

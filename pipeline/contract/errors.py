@@ -11,6 +11,7 @@
     ├── SchemaOutdated            the database is not migrated                  exit 3
     ├── NotAllowed                not allowed in the current state              exit 7
     ├── WaitTimeout               a wait ended without its condition            exit 5
+    ├── UnreadableBody            a stored trajectory is gone or damaged        exit 6
     ├── MalformedMessage          a message that cannot be decoded
     ├── StaleCompletion           a completion for a rollout already decided
     └── IllegalTransition         a move that is not in the transition table
@@ -124,6 +125,13 @@ class StoreRejected(PipelineError):
     """Postgres refuses what was to be stored: the same data would be refused again."""
 
     code = "E305"
+
+
+class UnreadableBody(PipelineError):
+    """A stored trajectory that is gone, damaged, or of another execution than its reward."""
+
+    code = "E206"
+    exit_code = 6
 
 
 class MalformedMessage(PipelineError):

@@ -32,6 +32,9 @@ Label = Annotated[str, Field(pattern=LABEL_PATTERN)]
 #: Longest texts of an error that are kept.
 _CODE_CHARS, _MESSAGE_CHARS, _DETAIL_CHARS = 100, 2_000, 8_000
 
+#: `digest_of` a body; it becomes part of an object's key.
+BodyDigest = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+
 AttemptKey = tuple[UUID, int]
 
 
@@ -116,6 +119,7 @@ class RescoreRequest(_Request):
     codec: str = "zstd+json"
     body: str = Field(default="", repr=False)
     body_uri: str | None = None
+    body_digest: BodyDigest | None = None
 
     @property
     def task_id(self) -> str:
@@ -159,7 +163,8 @@ class Completion(AttemptRef, _Message):
     """A worker's answer to one request: the outcome of an attempt, or of scoring it again.
 
     `body` is the compressed `TrajectoryRecord`; it travels beside the JSON header, or is in the
-    payload store at `body_uri`. Both are empty where the attempt left no trajectory.
+    payload store at `body_uri`. Both are empty where the attempt left no trajectory. Messages of
+    earlier versions have no `body_digest`.
     """
 
     worker_id: Name
@@ -180,6 +185,7 @@ class Completion(AttemptRef, _Message):
     body: bytes = Field(default=b"", exclude=True, repr=False)
     body_bytes: int = 0
     body_uri: str | None = None
+    body_digest: BodyDigest | None = None
 
     @property
     def error_class(self) -> ErrorClass | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from hashlib import blake2b
 from typing import Any
 
 import orjson
@@ -96,6 +97,11 @@ def unpack_record(body: bytes, codec: str = "zstd+json") -> TrajectoryRecord:
         return TrajectoryRecord.model_validate(_load(raw))
     except (zstandard.ZstdError, ValueError) as error:
         raise MalformedMessage("A trajectory could not be unpacked.", why=str(error)) from error
+
+
+def digest_of(body: bytes) -> str:
+    """Return the digest of a stored body: BLAKE2b with 128 bits, as 32 hexadecimal digits."""
+    return blake2b(body, digest_size=16).hexdigest()
 
 
 def dump_json(document: Any) -> bytes:

@@ -16,13 +16,12 @@ from typing import Any, Protocol
 from urllib.parse import quote, unquote, urlsplit
 
 from pipeline.contract.errors import ConfigError, ServiceUnavailable
-from pipeline.contract.messages import Completion
-from pipeline.queue.frames import decode_completions, encode_completions
 from pipeline.queue.signing import COMPLETION, Signer
 from pipeline.settings import Settings
 
 E_PAYLOADS = "E203"  #: the store does not answer, or its disk is full
-E_BODY_GONE = "E206"
+
+_UNFINISHED = ".writing-"  #: prefix of files that are not complete yet
 
 
 class PayloadStore(Protocol):
@@ -38,6 +37,10 @@ class PayloadStore(Protocol):
 
     def uri(self, key: str) -> str:
         """Return the URI a key has or would have."""
+        ...
+
+    def find(self, prefix: str) -> Iterator[str]:
+        """Yield the URIs of the objects whose key begins with `folder/…`."""
         ...
 
     def delete_all(self, folder: str) -> int:
@@ -56,7 +59,7 @@ class FolderPayloads:
         path = self._folder / key
         with _disk_errors(f"A trajectory could not be written below {self._folder}."):
             path.parent.mkdir(parents=True, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
+            handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=_UNFINISHED)
             try:
                 with os.fdopen(handle, "wb") as file:
                     file.write(data)
@@ -83,6 +86,15 @@ class FolderPayloads:
         """Return a file:// URI."""
         return "file://" + quote(str(self._folder / key))
 
+    def find(self, prefix: str) -> Iterator[str]:
+        """Search the folder that the prefix names, and those below it."""
+        top = self._folder / prefix.rpartition("/")[0]
+        with _disk_errors(f"The trajectories below {top} cannot be listed."):
+            for parent, _, names in os.walk(top, onerror=_raise_unless_missing):
+                below = Path(parent).relative_to(self._folder)
+                keys = (f"{below}/{name}" for name in names if not name.startswith(_UNFINISHED))
+                yield from (self.uri(key) for key in keys if key.startswith(prefix))
+
     def delete_all(self, folder: str) -> int:
         """Delete a folder below this store's."""
         path = self._folder / folder
@@ -93,6 +105,11 @@ class FolderPayloads:
             except FileNotFoundError:
                 return 0
         return count
+
+
+def _raise_unless_missing(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
 
 
 @contextmanager
@@ -133,6 +150,10 @@ class SealedPayloads:
         """Return the URI a key has or would have."""
         return self._inner.uri(key)
 
+    def find(self, prefix: str) -> Iterator[str]:
+        """Yield the URIs of the objects whose key begins with `folder/…`, signed or not."""
+        return self._inner.find(prefix)
+
     def delete_all(self, folder: str) -> int:
         """Delete all objects with a key `folder/…`, signed or not."""
         return self._inner.delete_all(folder)
@@ -172,13 +193,17 @@ class S3Payloads:
         """Return an s3:// URI."""
         return f"s3://{self._bucket}/{self._prefix}{key}"
 
+    def find(self, prefix: str) -> Iterator[str]:
+        """List the objects, a page (a thousand) per call."""
+        for keys in self._pages(prefix):
+            yield from (f"s3://{self._bucket}/{key}" for key in keys)
+
     def delete_all(self, folder: str) -> int:
-        """Delete objects, one page of the listing (a thousand) per call."""
+        """Delete objects, one page of the listing per call."""
         count = 0
-        listing = self._client.get_paginator("list_objects_v2")
         with self._errors():
-            for page in listing.paginate(Bucket=self._bucket, Prefix=f"{self._prefix}{folder}/"):
-                if keys := [{"Key": each["Key"]} for each in page.get("Contents", ())]:
+            for found in self._pages(f"{folder}/"):
+                if keys := [{"Key": key} for key in found]:
                     response = self._client.delete_objects(
                         Bucket=self._bucket, Delete={"Objects": keys, "Quiet": True}
                     )
@@ -186,6 +211,12 @@ class S3Payloads:
                         raise self._unavailable(failed[0]["Message"])
                     count += len(keys)
         return count
+
+    def _pages(self, prefix: str) -> Iterator[list[str]]:
+        listing = self._client.get_paginator("list_objects_v2")
+        with self._errors():
+            for page in listing.paginate(Bucket=self._bucket, Prefix=self._prefix + prefix):
+                yield [each["Key"] for each in page.get("Contents", ())]
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -233,38 +264,3 @@ def _open_unsigned(settings: Settings) -> PayloadStore:
         f"The payload store {url!r} cannot be used.",
         remedy="Set ROLLOUT_PAYLOADS__URL to file:///folder or s3://bucket/prefix.",
     )
-
-
-def payload_key(run_id: str, label: str) -> str:
-    """Return the key of an attempt's object; it depends on nothing that the attempt produces.
-
-    A run's id is the folder of all its objects, for `delete_all`.
-    """
-    return f"{run_id}/{label}.frame"
-
-
-def check_out(completion: Completion, store: PayloadStore) -> Completion:
-    """Put the body into the store; return the completion with its URI instead."""
-    key = payload_key(str(completion.run_id), completion.label)
-    uri = store.uri(key)
-    claimed = completion.model_copy(update={"body_uri": uri, "body_bytes": len(completion.body)})
-    store.put(key, encode_completions([claimed]))
-    return claimed.model_copy(update={"body": b""})
-
-
-def load_body(uri: str, store: PayloadStore) -> bytes:
-    """Return the body behind a claim check.
-
-    Raises:
-        ServiceUnavailable: The object does not exist, or the store does not answer.
-    """
-    frame = store.get(uri)
-    if frame is None:
-        raise ServiceUnavailable(
-            f"The trajectory at {uri} is gone.",
-            why="Its object was deleted, or this process looks in another payload store.",
-            remedy="Check ROLLOUT_PAYLOADS__URL.",
-            code=E_BODY_GONE,
-        )
-    completions, _ = decode_completions(frame)
-    return completions[0].body if completions else b""

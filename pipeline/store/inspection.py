@@ -23,6 +23,7 @@ class StoredBody(NamedTuple):
 
     body: bytes | None
     body_uri: str | None
+    body_digest: str | None
     codec: str | None
 
 
@@ -57,7 +58,7 @@ WHERE r.rollout_id = :rollout_id
 """)
 
 _ATTEMPTS = text("""
-SELECT a.*, t.body, t.body_uri, t.codec FROM attempts a
+SELECT a.*, t.body, t.body_uri, t.body_digest, t.codec FROM attempts a
 LEFT JOIN trajectories t USING (rollout_id, attempt_no)
 WHERE a.rollout_id = :rollout_id ORDER BY a.attempt_no
 """)
@@ -102,7 +103,7 @@ FROM counted GROUP BY worker ORDER BY errors DESC, worker
 """)
 
 _BODIES = text("""
-SELECT t.body, t.body_uri, t.codec FROM trajectories t
+SELECT t.body, t.body_uri, t.body_digest, t.codec FROM trajectories t
 JOIN attempts a USING (rollout_id, attempt_no) WHERE a.run_id = :run_id
 """)
 
@@ -282,7 +283,9 @@ def _attempt(row: Any) -> dict[str, Any]:
         "tokens": {"prompt": row.prompt_tokens, "completion": row.completion_tokens},
         "policy_version": {"min": row.version_min, "max": row.version_max},
         "timings": row.timings,
-        "trajectory": StoredBody(row.body, row.body_uri, row.codec) if has_body else None,
+        "trajectory": StoredBody(row.body, row.body_uri, row.body_digest, row.codec)
+        if has_body
+        else None,
     }
 
 

@@ -87,10 +87,12 @@ WHERE a.rollout_id = o.id AND a.attempt_no <> o.no AND a.state IN ('dispatched',
 """)
 
 _TRAJECTORIES = text("""
-INSERT INTO trajectories (rollout_id, attempt_no, body, body_uri, body_bytes, codec, n_steps)
+INSERT INTO trajectories
+    (rollout_id, attempt_no, body, body_uri, body_digest, body_bytes, codec, n_steps)
 SELECT * FROM unnest(
     CAST(:ids AS uuid[]), CAST(:nos AS integer[]), CAST(:bodies AS bytea[]), CAST(:uris AS text[]),
-    CAST(:sizes AS bigint[]), CAST(:codecs AS text[]), CAST(:steps AS integer[]))
+    CAST(:digests AS text[]), CAST(:sizes AS bigint[]), CAST(:codecs AS text[]),
+    CAST(:steps AS integer[]))
 ON CONFLICT DO NOTHING
 """)
 
@@ -227,6 +229,7 @@ def _trajectory_columns(outcomes: Sequence[AttemptOutcome]) -> dict[str, list[An
     return _keys(outcomes) | {
         "bodies": Bodies(completion.body or None for completion in completions),
         "uris": [completion.body_uri for completion in completions],
+        "digests": [completion.body_digest for completion in completions],
         "sizes": [completion.body_bytes or len(completion.body) for completion in completions],
         "codecs": [completion.codec for completion in completions],
         "steps": [completion.n_steps for completion in completions],

@@ -62,6 +62,7 @@ class StoredTrajectory:
     codec: str
     body: bytes | None
     body_uri: str | None
+    body_digest: str | None
 
 
 _RESCORABLE = """
@@ -106,7 +107,7 @@ def read_rescorable(
     """
     query = (
         "SELECT r.rollout_id, r.group_id, r.group_no, r.rollout_index, g.n_rollouts, a.attempt_no,"
-        " p.payload, t.codec, t.body, t.body_uri"
+        " p.payload, t.codec, t.body, t.body_uri, t.body_digest"
         + _RESCORABLE
         + "AND (CAST(:after AS uuid) IS NULL OR r.rollout_id > :after)"
         " ORDER BY r.rollout_id LIMIT :most"
@@ -125,6 +126,7 @@ def read_rescorable(
             codec=row.codec,
             body=None if row.body is None else bytes(row.body),
             body_uri=row.body_uri,
+            body_digest=row.body_digest,
         )
         for row in connection.execute(text(query), values, execution_options={BINARY: True})
     ]

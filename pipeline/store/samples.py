@@ -35,6 +35,7 @@ class Sample(NamedTuple):
     payload: dict[str, Any]
     body: bytes | None
     body_uri: str | None
+    body_digest: str | None
     codec: str | None
 
 
@@ -43,7 +44,7 @@ class Sample(NamedTuple):
 _SAMPLES = """
 SELECT r.rollout_id, g.group_no, r.rollout_index, r.state, r.reward, r.stop_reason, r.error_class,
     r.error_code, a.attempt_no, a.error_message, a.n_turns, a.prompt_tokens, a.completion_tokens,
-    p.payload, t.body, t.body_uri, t.codec
+    p.payload, t.body, t.body_uri, t.body_digest, t.codec
 FROM groups g
 JOIN rollouts r ON r.group_id = g.group_id
 JOIN prompts p ON p.prompt_id = g.prompt_id

@@ -37,6 +37,7 @@ class BatchRollout(NamedTuple):
     version_max: int | None
     body: bytes | None
     body_uri: str | None
+    body_digest: str | None
     codec: str | None
 
 
@@ -48,7 +49,7 @@ WHERE m.batch_id = :batch_id ORDER BY m.position
 
 _ROLLOUTS = text("""
 SELECT r.group_id, r.rollout_id, r.rollout_index, r.reward, r.stop_reason, a.attempt_no,
-       a.version_min, a.version_max, t.body, t.body_uri, t.codec
+       a.version_min, a.version_max, t.body, t.body_uri, t.body_digest, t.codec
 FROM train_batch_groups m JOIN rollouts r USING (group_id)
 JOIN attempts a ON a.rollout_id = r.rollout_id AND a.attempt_no = r.winner_attempt_no
 LEFT JOIN trajectories t ON t.rollout_id = r.rollout_id AND t.attempt_no = r.winner_attempt_no

@@ -1,15 +1,16 @@
-"""Stored trajectories as records, from the store or the payload store.
+"""Stored trajectories of rows, from the store or the payload store, checked by their digest.
 
-Used by the export and the command line. Must not: lease or change anything.
+Used by the trainer client, the export and the command line. Must not: lease or change anything.
 """
 
 from __future__ import annotations
 
 from typing import Protocol
 
-from pipeline.contract.errors import PipelineError
+from pipeline.contract.errors import ConfigError, PipelineError
 from pipeline.contract.trajectory import TrajectoryRecord, unpack_record
-from pipeline.queue.payloads import PayloadStore, load_body
+from pipeline.queue.claim_checks import load_body, require_digest
+from pipeline.queue.payloads import PayloadStore
 
 
 class BodyRow(Protocol):
@@ -26,25 +27,46 @@ class BodyRow(Protocol):
         ...
 
     @property
+    def body_digest(self) -> str | None:
+        """Its digest; None in rows of earlier versions."""
+        ...
+
+    @property
     def codec(self) -> str | None:
         """How it is compressed; None without a body."""
         ...
+
+
+def read_body(row: BodyRow, payloads: PayloadStore | None) -> bytes | None:
+    """Return the body of a row, None where the row has none.
+
+    Raises:
+        UnreadableBody: The body is gone or damaged, or is not the one that was accepted.
+        ServiceUnavailable: The payload store does not answer.
+        ConfigError: The body is in the payload store, and no payload store was given.
+    """
+    if row.body is not None:
+        return require_digest(bytes(row.body), row.body_digest, of="in the database")
+    if row.body_uri is None:
+        return None
+    if payloads is None:
+        raise ConfigError(
+            f"A trajectory lies at {row.body_uri}.",
+            remedy="Give the client the payload store: TrainerClient(payloads=…).",
+        )
+    return load_body(row.body_uri, row.body_digest, payloads)
 
 
 def read_record(row: BodyRow, payloads: PayloadStore) -> TrajectoryRecord | None:
     """Return the record of a row, None where the row has no body.
 
     Raises:
-        ServiceUnavailable: The object behind the row is gone.
+        UnreadableBody: The body is gone or damaged, or is not the one that was accepted.
+        ServiceUnavailable: The payload store does not answer.
         MalformedMessage: The bytes are no record.
     """
-    if row.codec is None:
-        return None
-    if row.body is not None:
-        return unpack_record(bytes(row.body), row.codec)
-    if row.body_uri is not None:
-        return unpack_record(load_body(row.body_uri, payloads), row.codec)
-    return None
+    body = read_body(row, payloads)
+    return None if body is None or row.codec is None else unpack_record(body, row.codec)
 
 
 def try_read_record(

@@ -13,7 +13,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, Engine
 
-from pipeline.contract.errors import ConfigError, InputError, ServiceUnavailable
+from pipeline.contract.errors import InputError, ServiceUnavailable
 from pipeline.contract.names import check_name
 from pipeline.contract.rollout import RunState
 from pipeline.contract.train_batch import (
@@ -26,7 +26,7 @@ from pipeline.contract.train_batch import (
     TrainRollout,
 )
 from pipeline.embedded import EmbeddedServices
-from pipeline.queue.payloads import PayloadStore, load_body, open_payloads
+from pipeline.queue.payloads import PayloadStore, open_payloads
 from pipeline.settings import Settings, load_settings
 from pipeline.store.engine import READY_CHANNEL, Listener, open_engine, transact
 from pipeline.store.runs import Run, get_run
@@ -40,6 +40,7 @@ from pipeline.store.train_batches import (
     lease_batch,
     list_steps,
 )
+from pipeline.trainer.bodies import read_body
 
 #: Longer than most trainer steps. An expired lease ends only if another consumer needs the groups.
 LEASE_S = 3600.0
@@ -281,21 +282,13 @@ class TrainerClient:
         )
 
     def _rollout(self, row: BatchRollout) -> TrainRollout:
-        body = row.body
-        if body is None and row.body_uri is not None:
-            if self._payloads is None:
-                raise ConfigError(
-                    f"The trajectory of rollout {row.rollout_id} lies at {row.body_uri}.",
-                    remedy="Give the client the payload store: TrainerClient(payloads=…).",
-                )
-            body = load_body(row.body_uri, self._payloads)
         return TrainRollout(
             rollout_id=row.rollout_id,
             rollout_index=row.rollout_index,
             reward=row.reward,
             stop_reason=row.stop_reason,
             attempt_no=row.attempt_no,
-            body=bytes(body or b""),
+            body=read_body(row, self._payloads) or b"",
             codec=row.codec or "zstd+json",
             version_min=row.version_min,
             version_max=row.version_max,

@@ -40,7 +40,7 @@ SELECT r.rollout_id::text, r.group_id::text, r.group_no AS "group", r.rollout_in
     a.prompt_tokens, a.completion_tokens, a.version_min, a.version_max,
     CAST(a.timings ->> 'elapsed_s' AS double precision) AS latency_s,
     p.prompt_id::text, p.dataset, p.split, p.epoch, p.row_no AS "row", p.payload AS prompt,
-    s.rewards, t.body, t.body_uri, t.codec
+    s.rewards, t.body, t.body_uri, t.body_digest, t.codec
 FROM groups g
 JOIN prompts p USING (prompt_id)
 JOIN rollouts r ON r.group_id = g.group_id

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pipeline.contract.errors import ContractError, RolloutError, boundary
 from pipeline.contract.messages import Completion, ErrorRecord, RewardPart, RolloutRequest, storable
 from pipeline.contract.rollout import StopReason
-from pipeline.contract.trajectory import TrajectoryRecord, pack_record
+from pipeline.contract.trajectory import TrajectoryRecord, digest_of, pack_record
 from pipeline.redaction import NOTHING, Redactor
 from workers.core.trajectory import Trajectory
 from workers.process.model_calls import ModelCalls
@@ -121,6 +121,7 @@ class Attempt:
             timings=self._timings,
             body=body,
             body_bytes=len(body),
+            body_digest=digest_of(body),
             **fields,
         )
 

@@ -14,9 +14,10 @@ from pathlib import Path
 
 from pipeline.contract.errors import MalformedMessage, QueueUnavailable
 from pipeline.contract.messages import AttemptBeat, AttemptKey, Completion
+from pipeline.queue.claim_checks import check_out
 from pipeline.queue.completions import OutcomePublisher
 from pipeline.queue.frames import decode_completions, encode_completions
-from pipeline.queue.payloads import PayloadStore, check_out
+from pipeline.queue.payloads import PayloadStore
 from workers.process.vital_threads import vital
 
 log = logging.getLogger(__name__)

@@ -19,6 +19,7 @@ from pipeline.contract.errors import (
     RewardError,
     RolloutError,
     ServiceUnavailable,
+    UnreadableBody,
     boundary,
 )
 from pipeline.contract.messages import (
@@ -29,7 +30,8 @@ from pipeline.contract.messages import (
     storable,
 )
 from pipeline.contract.trajectory import unpack_record
-from pipeline.queue.payloads import PayloadStore, load_body
+from pipeline.queue.claim_checks import load_body, require_digest
+from pipeline.queue.payloads import PayloadStore
 from pipeline.redaction import NOTHING, Redactor
 from workers.core.trajectory import Trajectory
 from workers.process.exit_guard import guard_exits
@@ -132,11 +134,21 @@ async def rescore(
 async def _load(request: RescoreRequest, payloads: PayloadStore) -> Trajectory:
     try:
         if request.body_uri is not None:
-            body = await asyncio.to_thread(load_body, request.body_uri, payloads)
+            body = await asyncio.to_thread(
+                load_body, request.body_uri, request.body_digest, payloads
+            )
         else:
             body = base64.b64decode(request.body)
+            require_digest(body, request.body_digest, of=request.label)
         return trajectory_of(unpack_record(body, request.codec), request.label)
-    except (MalformedMessage, ServiceUnavailable, ValueError, KeyError, TypeError) as error:
+    except (
+        MalformedMessage,
+        UnreadableBody,
+        ServiceUnavailable,
+        ValueError,
+        KeyError,
+        TypeError,
+    ) as error:
         raise RewardError(
             f"The stored trajectory cannot be read: {error}", code="no_trajectory"
         ) from error

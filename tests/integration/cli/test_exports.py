@@ -13,7 +13,8 @@ from sqlalchemy import Engine, text
 from pipeline.contract.errors import ErrorClass, InputError
 from pipeline.contract.messages import RewardPart
 from pipeline.contract.trajectory import ModelCall, TrajectoryRecord, pack_record
-from pipeline.queue.payloads import FolderPayloads, check_out
+from pipeline.queue.claim_checks import check_out
+from pipeline.queue.payloads import FolderPayloads
 from pipeline.store.engine import transact
 from pipeline.store.operations import begin_cancel, cancel_rollouts
 from pipeline.store.rescores import record_rescores
@@ -208,6 +209,18 @@ def test_a_trajectory_that_is_gone_spoils_only_its_own_line(engine: Engine, tmp_
     assert "gone" in first["unreadable"]
     assert first["messages"] == []
     assert second["unreadable"] is None
+
+
+def test_another_trajectory_than_the_accepted_one_is_not_exported(engine: Engine, tmp_path: Path):
+    story = StoredRun(engine, prompts=1, n=2)
+    story.record(*(story.succeeded(attempt) for attempt in story.claim()))
+    swap = "UPDATE trajectories SET body = 'x' WHERE (rollout_id, attempt_no) IN (SELECT"
+    swap += " rollout_id, winner_attempt_no FROM rollouts WHERE rollout_index = 0)"
+    transact(engine, lambda c: c.execute(text(swap)))
+    assert export(story, tmp_path / "out.jsonl").unreadable == 1
+    first, second = lines_of(tmp_path / "out.jsonl")
+    assert "not the one that was accepted" in first["unreadable"]
+    assert (first["messages"], second["unreadable"]) == ([], None)
 
 
 def test_a_file_that_is_there_is_replaced_only_by_a_whole_one(engine: Engine, tmp_path: Path):

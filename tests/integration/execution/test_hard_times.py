@@ -29,8 +29,9 @@ from pipeline.contract.errors import QueueUnavailable, ServiceUnavailable
 from pipeline.contract.messages import TASK_RUN, Completion, Heartbeat
 from pipeline.queue.broker import broker_of
 from pipeline.queue.celery_app import make_celery_app
+from pipeline.queue.claim_checks import load_body
 from pipeline.queue.frames import encode_completions
-from pipeline.queue.payloads import FolderPayloads, load_body
+from pipeline.queue.payloads import FolderPayloads
 from rollout.app import run_command
 from workers.process.heartbeats import Heartbeats, RejectedMessages
 from workers.process.in_flight import InFlight
@@ -126,7 +127,7 @@ def test_a_completion_waits_for_room_on_the_disk_and_is_not_lost(full_disk, tmp_
     outbox.close(timeout_s=5)
     assert completion.body == b""
     assert completion.body_uri is not None
-    assert load_body(completion.body_uri, payloads) == body
+    assert load_body(completion.body_uri, completion.body_digest, payloads) == body
 
 
 def test_a_worker_that_must_end_on_a_full_disk_sends_the_body_itself(full_disk, tmp_path):

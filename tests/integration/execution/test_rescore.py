@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from fixtures.stored_run import StoredRun
 from pipeline.contract.errors import ErrorClass
 from pipeline.contract.messages import Completion, RescoreRequest, parse_message
 from pipeline.contract.train_batch import BatchSpec
+from pipeline.contract.trajectory import TrajectoryRecord, digest_of, pack_record
 from pipeline.queue.frames import decode_completions, encode_completions
 from pipeline.queue.payloads import FolderPayloads
 from pipeline.rescorer import request_of
@@ -253,6 +255,22 @@ def test_only_whole_trajectories_are_scored_again(engine, make_worker):
         engine, lambda c: count_rescorable(c, story.run, error_class=ErrorClass.AGENT_BUG)
     )
     assert (count, of_class) == (1, 0)
+
+
+@pytest.mark.parametrize("inline_bytes", [0, 1_000_000], ids=["by reference", "inline"])
+def test_another_trajectory_than_the_accepted_one_is_not_scored(
+    engine, make_worker, payloads, inline_bytes
+):
+    story = failed_in_scoring(engine, make_worker("1"))
+    mend_judge()
+    (stored,) = transact(engine, lambda c: read_rescorable(c, story.run))
+    assert stored.body_digest == digest_of(stored.body)
+    stored = replace(stored, body=pack_record(TrajectoryRecord()))
+    request = request_of(story.run, stored, "judge", payloads, inline_bytes=inline_bytes)
+    said = asyncio.run(rescore(request, payloads, "w"))
+    assert said.error is not None
+    assert said.error.code == "no_trajectory"
+    assert "not the one that was accepted" in said.error.message
 
 
 def test_a_trajectory_whose_object_is_gone_is_an_error_of_its_own(engine, make_worker, payloads):

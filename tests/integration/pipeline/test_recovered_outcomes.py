@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +15,9 @@ from sqlalchemy import Engine, text
 from pipeline.contract.messages import Completion
 from pipeline.contract.trajectory import unpack_record
 from pipeline.queue.broker import broker_of
-from pipeline.queue.payloads import PayloadStore, check_out, load_body, open_payloads, payload_key
+from pipeline.queue.claim_checks import check_out, load_body
+from pipeline.queue.frames import encode_completions
+from pipeline.queue.payloads import PayloadStore, open_payloads
 from pipeline.reconciler import Reconciler
 from pipeline.store.engine import transact
 from pipeline.store.processes import report_process
@@ -60,9 +64,9 @@ def test_what_reached_the_payload_store_is_not_done_again(judged):
     first, second = case.story.rollouts()
     assert (first["state"], first["reward"], first["attempt_no"]) == ("succeeded", 0.5, 1)
     assert (second["state"], second["attempt_no"]) == ("queued", 1)
-    (kept,) = case.story.rows("SELECT body, body_uri FROM trajectories")
+    (kept,) = case.story.rows("SELECT body, body_uri, body_digest FROM trajectories")
     assert (kept["body"], kept["body_uri"]) == (None, said.body_uri)
-    record = unpack_record(load_body(kept["body_uri"], case.payloads))
+    record = unpack_record(load_body(kept["body_uri"], kept["body_digest"], case.payloads))
     assert record.messages[-1]["content"] == "7"
 
 
@@ -78,14 +82,11 @@ def test_the_message_that_comes_after_all_changes_nothing(judged):
 def test_a_bad_object_holds_up_nobody(judged):
     """What is not the outcome of this very attempt is left alone, and the rest is judged."""
     case = judged(prompts=4)
-    case.leave(0)
-    uris = [case.leave(number).body_uri for number in (1, 2)]
-    cut, other = (uri.removeprefix("file://") for uri in uris)
+    paths = [case.leave(number).body_uri.removeprefix("file://") for number in (0, 1, 2)]
+    whole, cut, other = paths
     with open(cut, "r+b") as file:
         file.truncate(20)
-    theirs = case.payloads.get(case.payloads.uri(_key(case, 0)))
-    with open(other, "wb") as file:
-        file.write(theirs)
+    shutil.copy(whole, other)
     case.judge()
     assert [row["state"] for row in case.story.rollouts()] == [
         "succeeded",
@@ -113,7 +114,27 @@ def test_an_object_that_is_not_signed_with_our_key_is_no_outcome(judged):
     assert case.story.states() == {"queued": 1}
 
 
-def _key(case: Judged, number: int) -> str:
-    attempt = case.attempts[number]
-    label = case.story.succeeded(attempt).label
-    return payload_key(str(case.story.run.run_id), label)
+def test_of_an_attempt_that_was_executed_twice_an_object_that_can_be_read_is_taken(judged):
+    case = judged()
+    bodies = [b"one execution", b"another"]
+    said = sorted((case.leave(0, body=body) for body in bodies), key=lambda each: each.body_uri)
+    with open(said[0].body_uri.removeprefix("file://"), "r+b") as file:
+        file.seek(-3, os.SEEK_END)
+        file.write(b"bad")
+    case.judge()
+    (kept,) = case.story.rows("SELECT body_uri, body_digest FROM trajectories")
+    assert kept == {"body_uri": said[1].body_uri, "body_digest": said[1].body_digest}
+
+
+def test_an_object_of_the_version_before_is_found_too(judged):
+    case = judged()
+    whole = case.story.succeeded(case.attempts[0], reward=0.5, body_digest=None)
+    key = f"{whole.run_id}/{whole.label}.frame"
+    uri = case.payloads.uri(key)
+    claimed = whole.model_copy(update={"body_uri": uri})
+    case.payloads.put(key, encode_completions([claimed]))
+    case.judge()
+    assert case.story.states() == {"succeeded": 1}
+    (kept,) = case.story.rows("SELECT body_uri, body_digest FROM trajectories")
+    assert kept == {"body_uri": uri, "body_digest": None}
+    assert load_body(uri, None, case.payloads) == whole.body

@@ -11,18 +11,12 @@ import pytest
 from fixtures.messages import completion_of
 from fixtures.waiting import wait_until
 
-from pipeline.contract.errors import ConfigError, ServiceUnavailable
+from pipeline.contract.errors import ConfigError, ServiceUnavailable, UnreadableBody
 from pipeline.queue.broker import broker_of
+from pipeline.queue.claim_checks import check_out, find_outcomes, load_body
 from pipeline.queue.completions import OutcomeConsumer, OutcomePublisher
 from pipeline.queue.frames import decode_completions
-from pipeline.queue.payloads import (
-    FolderPayloads,
-    PayloadStore,
-    check_out,
-    load_body,
-    open_payloads,
-    payload_key,
-)
+from pipeline.queue.payloads import FolderPayloads, PayloadStore, open_payloads
 
 BIG = os.urandom(1024 * 1024)
 
@@ -68,8 +62,8 @@ def test_what_is_not_there_is_none(payloads):
 
 
 def test_a_body_that_is_gone_is_said_to_be(payloads):
-    with pytest.raises(ServiceUnavailable, match=r"is gone.*ROLLOUT_PAYLOADS__URL") as gone:
-        load_body(payloads.uri("run/never.frame"), payloads)
+    with pytest.raises(UnreadableBody, match=r"is gone.*ROLLOUT_PAYLOADS__URL") as gone:
+        load_body(payloads.uri("run/never.frame"), None, payloads)
     assert gone.value.code == "E206"
 
 
@@ -86,13 +80,48 @@ def test_a_checked_out_completion_holds_a_reference_and_the_object_all_of_it(pay
     light = check_out(whole, payloads)
     assert (light.body, light.body_bytes) == (b"", len(BIG))
     assert light.body_uri is not None
-    assert load_body(light.body_uri, payloads) == BIG
-    # The object alone is enough to recover the outcome, found by a key that is known before.
-    frame = payloads.get(payloads.uri(payload_key(str(whole.run_id), whole.label)))
+    assert load_body(light.body_uri, light.body_digest, payloads) == BIG
+    # The object alone is enough to recover the outcome.
+    frame = payloads.get(light.body_uri)
     assert frame is not None
     ((recovered,), bad) = decode_completions(frame)
     assert not bad
     assert recovered == whole.model_copy(update={"body_uri": light.body_uri})
+
+
+def test_each_execution_of_an_attempt_keeps_an_object_of_its_own(payloads):
+    first, second = (check_out(completion_of(1, body=body), payloads) for body in (b"1", b"2"))
+    label = first.label
+    others = [check_out(completion_of(1, label=f"{label}{digit}"), payloads) for digit in range(10)]
+    found = list(find_outcomes(first.run_id, label, payloads))
+    assert sorted(found, key=lambda each: each.body_digest) == sorted(
+        (first, second), key=lambda each: each.body_digest
+    )
+    for completion, body in ((first, b"1"), (second, b"2")):
+        assert load_body(completion.body_uri, completion.body_digest, payloads) == body
+    assert payloads.delete_all(str(first.run_id)) == 2 + len(others)
+    assert list(find_outcomes(first.run_id, label, payloads)) == []
+
+
+def test_objects_are_found_by_the_beginning_of_their_key(payloads):
+    for key in ("run/00/a.1", "run/00/a.2", "run/00/ab.1", "run/a.3", "run2/00/a.1"):
+        payloads.put(key, b"x")
+    assert sorted(payloads.find("run/00/a.")) == [
+        payloads.uri("run/00/a.1"),
+        payloads.uri("run/00/a.2"),
+    ]
+    assert len(list(payloads.find("run/"))) == 4
+    assert list(payloads.find("none/")) == []
+
+
+def test_another_body_than_the_accepted_one_is_not_read(payloads):
+    first, second = (check_out(completion_of(1, body=body), payloads) for body in (b"1", b"2"))
+    with pytest.raises(UnreadableBody, match="not the one that was accepted") as damaged:
+        load_body(second.body_uri, first.body_digest, payloads)
+    assert damaged.value.code == "E207"
+    uri = payloads.put("run/a.frame", b"no frame")
+    with pytest.raises(UnreadableBody, match="no frame"):
+        load_body(uri, None, payloads)
 
 
 def test_a_body_too_large_for_a_message_travels_by_reference(broker_place, make_settings, tmp_path):
@@ -110,7 +139,7 @@ def test_a_body_too_large_for_a_message_travels_by_reference(broker_place, make_
 
     (found,) = wait_until(arrived)
     consumer.close()
-    assert load_body(found.body_uri, store) == BIG
+    assert load_body(found.body_uri, found.body_digest, store) == BIG
 
 
 def test_no_reference_leads_out_of_the_payload_folder(tmp_path):

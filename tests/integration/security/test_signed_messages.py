@@ -11,11 +11,12 @@ from fixtures.brokers import BrokerPlace
 from fixtures.messages import completion_of, heartbeat_of, request_of
 from fixtures.waiting import wait_until
 
-from pipeline.contract.errors import MalformedMessage
+from pipeline.contract.errors import UnreadableBody
 from pipeline.queue.broker import Broker, broker_of
+from pipeline.queue.claim_checks import check_out, load_body
 from pipeline.queue.completions import Delivery, OutcomeConsumer, OutcomePublisher
 from pipeline.queue.frames import decode_completions
-from pipeline.queue.payloads import check_out, load_body, open_payloads
+from pipeline.queue.payloads import open_payloads
 from pipeline.queue.requests import RequestPublisher
 from pipeline.queue.signing import COMPLETION, HEARTBEAT, Forged, Signer
 
@@ -101,12 +102,12 @@ def test_an_object_that_somebody_else_wrote_is_not_believed(make_settings, tmp_p
     payloads = open_payloads(settings)
     claimed = check_out(completion_of(body=b"trajectory"), payloads)
     assert claimed.body_uri is not None
-    assert load_body(claimed.body_uri, payloads) == b"trajectory"
+    assert load_body(claimed.body_uri, claimed.body_digest, payloads) == b"trajectory"
     path = Path(claimed.body_uri.removeprefix("file://"))
     forged = path.read_bytes().replace(b"trajectory", b"tra-jector")
     path.write_bytes(forged)
-    with pytest.raises(MalformedMessage, match="another key"):
-        load_body(claimed.body_uri, payloads)
+    with pytest.raises(UnreadableBody, match="another key"):
+        load_body(claimed.body_uri, claimed.body_digest, payloads)
     assert decode_completions(forged)[0], "whoever has no key does not check"
 
 

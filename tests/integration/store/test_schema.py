@@ -98,6 +98,8 @@ def test_a_store_in_use_loses_unread_columns_and_nothing_else(engine):
     leased = [group.group_id for group in trainer.pull(0, BatchSpec(groups=1)).groups]
     trainer.close()
     now, before = columns(engine), story.everything()
+    for row in before["trajectories"]:
+        row["body_digest"] = None  # a later revision's column, forgotten by the downgrade
 
     downgrade(engine, "0006")
     (run,) = story.rows("SELECT name, purpose, max_in_flight FROM runs")
@@ -113,6 +115,31 @@ def test_a_store_in_use_loses_unread_columns_and_nothing_else(engine):
     story.record(*(story.succeeded(attempt) for attempt in story.claim()))
     with engine.connect() as connection:
         assert check_accounting(connection, story.run.run_id) == []
+
+
+def test_trajectories_of_the_schema_before_are_kept_and_new_ones_get_a_digest(engine):
+    story = StoredRun(engine, prompts=2, n=2)
+    *early, late = story.claim(4)
+    story.record(*(story.succeeded(attempt) for attempt in early))
+    story.beat(late)
+    before = story.everything()
+
+    downgrade(engine, "0007")
+    assert all("body_digest" not in row for row in story.everything()["trajectories"])
+    assert upgrade(engine) == head()
+
+    after = story.everything()
+    digests = [row.pop("body_digest") for row in before["trajectories"]]
+    assert [row.pop("body_digest") for row in after["trajectories"]] == [None] * 3
+    assert after == before
+    completion = story.succeeded(late)
+    assert completion.body_digest in digests
+    story.record(completion)
+    stored = story.rows("SELECT body_digest FROM trajectories WHERE body_digest IS NOT NULL")
+    assert stored == [{"body_digest": completion.body_digest}]
+    trainer = TrainerClient(engine, run=story.run.slug)
+    assert all(r.messages for r in trainer.pull(0, BatchSpec(groups=2)).rollouts())
+    trainer.close()
 
 
 def test_an_empty_database_is_refused_with_the_command_that_helps(empty):

@@ -99,6 +99,7 @@ completions = st.builds(
     body=st.binary(max_size=200),
     body_bytes=small,
     body_uri=st.none() | texts,
+    body_digest=st.none() | st.from_regex(r"[0-9a-f]{32}", fullmatch=True),
 )
 beats = st.builds(
     Heartbeat,
@@ -134,6 +135,14 @@ def test_a_request_of_the_version_before_is_read():
     )
     read = parse_message(RolloutRequest, older)
     assert json.loads(read.model_dump_json(exclude_defaults=True)) == json.loads(older)
+
+
+@given(completion=completions)
+def test_a_completion_of_the_version_before_is_read(completion):
+    older = json.loads(completion.model_dump_json())
+    del older["body_digest"]
+    expected = completion.model_copy(update={"body": b"", "body_digest": None})
+    assert parse_message(Completion, json.dumps(older)) == expected
 
 
 @given(batch=st.lists(completions, max_size=4))
