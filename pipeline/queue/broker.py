@@ -46,6 +46,7 @@ class Broker:
         signing_key: Signs messages that are sent, checks those received; None: neither.
         tls: Kombu's `ssl` argument; None where the URL holds all TLS options.
         most_bytes: Longest JSON text that fits into a message; None: longer than any request.
+        transport: Kombu transport to use in place of the one that the URL names.
     """
 
     url: str = field(repr=False)
@@ -57,6 +58,7 @@ class Broker:
     signing_key: bytes | None = field(default=None, repr=False)
     tls: dict[str, Any] | None = None
     most_bytes: int | None = None
+    transport: str | None = None
 
     @property
     def signer(self) -> Signer:
@@ -116,6 +118,7 @@ class Broker:
             options["unacked_mutex_key"] = f"{unacked_key}.mutex"
         return Connection(
             self.url,
+            transport=self.transport,
             transport_options=options,
             ssl=self.tls,  # pyright: ignore[reportArgumentType]
             connect_timeout=self.connect_timeout_s,  # pyright: ignore[reportArgumentType]
@@ -251,4 +254,5 @@ def _sqs_broker(url: str, settings: Settings) -> Broker:
         connect_timeout_s=settings.broker.connect_timeout_s,
         # Base64 encodes the body, and then the message around the body.
         most_bytes=(_SQS_BYTES - _ENVELOPE_BYTES) * 9 // 16,
+        transport="pipeline.queue.sqs_transport:Transport",
     )

@@ -29,6 +29,7 @@ def make_celery_app(
     """
     app = Celery("rollout", broker=broker.url, set_as_current=False)
     app.conf.update(
+        broker_transport=broker.transport,
         broker_transport_options=broker.transport_options,
         broker_use_ssl=broker.tls,
         broker_connection_retry_on_startup=True,
@@ -46,7 +47,7 @@ def make_celery_app(
         task_default_routing_key=broker.prefix + queues[0],
         task_create_missing_queues=True,
         worker_prefetch_multiplier=1,
-        # A prefetched message is out of reach for idle workers.
+        # A prefetched message is out of reach for idle workers. On SQS `ReserveFreePlaces` does it.
         worker_disable_prefetch=broker.kind == "redis",
         worker_disable_rate_limits=True,
         worker_send_task_events=True,

@@ -1,4 +1,4 @@
-"""Changes to Celery: when a request is acknowledged, and how its events reach Flower.
+"""Changes to Celery: when a request is reserved and acknowledged, and how events reach Flower.
 
 Celery acknowledges a message on the next turn of its loop, after the task has started. If the loop
 ends before that, the broker delivers the message again while this worker runs it. So at the end of
@@ -18,7 +18,12 @@ from typing import Any
 from celery import bootsteps
 from celery.utils.sysinfo import load_average
 from celery.worker.request import Request
-from celery.worker.state import SOFTWARE_INFO, active_requests, all_total_count
+from celery.worker.state import (
+    SOFTWARE_INFO,
+    active_requests,
+    all_total_count,
+    reserved_requests,
+)
 
 _EVERY_S = 0.5
 _MOST = 1000
@@ -75,6 +80,18 @@ class WorkerRequest(Request):
         event, text = end
         if event is not None:
             super().send_event(event, exception=text, runtime=fields.get("runtime"))
+
+
+class ReserveFreePlaces(bootsteps.StartStopStep):
+    """SQS: reserves no more requests than can start at once, as `worker_disable_prefetch` does."""
+
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+
+    def start(self, parent: Any) -> None:
+        """Tell the channel the free places; called again after a reconnect."""
+        channel = parent.task_consumer.channel
+        if hasattr(channel, "free_places"):
+            channel.free_places = lambda: parent.pool.num_processes - len(reserved_requests)
 
 
 class LastAcknowledgements(bootsteps.StartStopStep):

@@ -28,7 +28,7 @@ from pipeline.redaction import Redactor, redact_logs
 from pipeline.service import process_id
 from pipeline.settings import Settings
 from workers.llm.connections import close_connections
-from workers.process.celery_hooks import BatchedTaskEvents, LastAcknowledgements
+from workers.process.celery_hooks import BatchedTaskEvents, LastAcknowledgements, ReserveFreePlaces
 from workers.process.endpoints import announced_endpoints
 from workers.process.heartbeats import Heartbeats, RejectedMessages
 from workers.process.loop import LoopThread
@@ -88,7 +88,7 @@ def run_worker(settings: Settings, *, ready: Callable[[str], None] = lambda _: N
     )
     app = make_celery_app(broker, queues=settings.worker.queues, lease_s=settings.lease.lease_s)
     steps = cast(Any, app.steps)["consumer"]
-    steps.update((BatchedTaskEvents, LastAcknowledgements))
+    steps.update((BatchedTaskEvents, LastAcknowledgements, ReserveFreePlaces))
     payloads = open_payloads(settings)
     register_tasks(
         app,

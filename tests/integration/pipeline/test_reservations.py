@@ -1,0 +1,30 @@
+"""A worker takes no more requests from SQS than it has free places."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+import pytest
+from fixtures.deployment import VISIBILITY_S
+
+QUEUES = ("rollouts", "more", "most")
+PLACES, PER_QUEUE = 4, 4
+
+
+@pytest.mark.parametrize("broker_place", ["sqs"], indirect=True)
+def test_no_request_runs_twice_though_attempts_outlast_the_visibility(deployment):
+    deployment.start_controller()
+    deployment.start_worker(queues=QUEUES, concurrency=PLACES)
+    for queue in QUEUES:
+        deployment.submit(PER_QUEUE, run=queue, queue=queue)
+    requested = len(QUEUES) * PER_QUEUE
+    deployment.wait_states({"running": PLACES, "dispatched": requested - PLACES})
+    # What the full worker had reserved would be delivered again to the next one.
+    time.sleep(2 * VISIBILITY_S)
+    deployment.start_worker(queues=QUEUES, concurrency=requested - PLACES)
+    deployment.wait_states({"running": requested})
+    deployment.gate.touch()
+    deployment.wait_states({"succeeded": requested})
+    assert set(Counter(deployment.said("started")).values()) == {1}
+    assert len(deployment.said("started")) == requested
