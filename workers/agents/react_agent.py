@@ -62,7 +62,8 @@ class ReActAgent(ToolCallingAgent):
         """Refuse an action without a thought before it, if thoughts are required."""
         if not self.require_thought_before_action:
             return None
-        if any(step.step_type is StepType.THOUGHT for step in steps[:number]):
+        has_thought = any(step.step_type is StepType.THOUGHT for step in steps[:number])
+        if has_thought or "reasoning" in steps[0].metadata:
             return None
         return "the action was not run: write a line 'Thought: ...' before each action"
 

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from workers.core.base_agent import BaseAgent
+from workers.core.base_agent import BaseAgent, count_call
+from workers.core.call_formats import AUTO, TOOL_FORMATS
 from workers.core.conversation import begin_trajectory
 from workers.core.interaction import end_interactions, respond_to_answer
-from workers.core.model_response import ModelResponse
-from workers.core.reply_parser import read_reply
+from workers.core.labelled_text import ReplyFormat
 from workers.core.tool_schemas import ToolResult
 from workers.core.trajectory import StepType, Trajectory, TrajectoryStep
+
+#: The name under which calls that could not be read are counted among the tools of a trajectory.
+LOST_CALLS = "(unreadable call)"
 
 
 class ToolCallingAgent(BaseAgent):
@@ -27,6 +30,8 @@ class ToolCallingAgent(BaseAgent):
             prompt describes them. Replies in either format are read.
         max_consecutive_thoughts: The trajectory ends with `parse_error` after this many replies in
             a row with neither a usable tool call nor an answer.
+        tool_format: The model family's format of calls that a server leaves in the text: `auto`
+            tries all, or one of `call_formats.TOOL_FORMATS`.
         **kwargs: As `BaseAgent`.
     """
 
@@ -38,8 +43,14 @@ class ToolCallingAgent(BaseAgent):
         *args: Any,
         native_tools: bool = False,
         max_consecutive_thoughts: int = 3,
+        tool_format: str = AUTO,
         **kwargs: Any,
     ) -> None:
+        if tool_format not in TOOL_FORMATS:
+            raise ValueError(
+                f"tool_format is {tool_format!r}; it must be one of {', '.join(TOOL_FORMATS)}"
+            )
+        self.tool_format = tool_format
         self.native_tools = native_tools
         self.max_consecutive_thoughts = max_consecutive_thoughts
         super().__init__(*args, **kwargs)
@@ -79,14 +90,15 @@ class ToolCallingAgent(BaseAgent):
             return {}
         return {"tools": [schema.to_openai() for schema in self.tool_schemas().values()]}
 
-    def read_response(self, response: ModelResponse, prompt_chars: int) -> list[TrajectoryStep]:
-        """Return a reply's steps; where tools are offered natively, plain text is the answer."""
+    def reply_format(self) -> ReplyFormat:
+        """Return how replies are read: with native tools, plain text is an answer."""
         is_answer = self.native_tools or self.unlabelled_is_answer
-        return read_reply(
-            response,
+        return ReplyFormat(
             unlabelled=StepType.FINAL_ANSWER if is_answer else StepType.THOUGHT,
             parameter_names=self.parameter_names,
-            prompt_chars=prompt_chars,
+            tools=self.tool_schemas(),
+            tool_format=self.tool_format,
+            native_tools=self.native_tools,
         )
 
     async def act_on(self, steps: list[TrajectoryStep], trajectory: Trajectory) -> bool:
@@ -156,11 +168,30 @@ class ToolCallingAgent(BaseAgent):
         self, steps: list[TrajectoryStep], unusable_replies: int, trajectory: Trajectory
     ) -> None:
         """End the trajectory after too many unusable replies, else send the model a reminder."""
-        if unusable_replies >= self.max_consecutive_thoughts:
+        lost = steps[-1].metadata.get("lost_call")
+        if lost is not None:
+            was_told = LOST_CALLS in trajectory.metadata.get("tools", {})
+            count_call(trajectory, LOST_CALLS, ToolResult(success=False, error=lost))
+            if not was_told:
+                trajectory.add_step(TrajectoryStep(StepType.OBSERVATION, self.correction(lost)))
+                return
+        if lost is not None or unusable_replies >= self.max_consecutive_thoughts:
             trajectory.metadata["stop_reason"] = "parse_error"
         elif not any(step.step_type is StepType.ACTION for step in steps):
             # The result of an unusable call names its problem already.
             trajectory.add_step(TrajectoryStep(StepType.OBSERVATION, self.reminder()))
+
+    def correction(self, lost: str) -> str:
+        """Return the message after a reply that looks like a call and cannot be read as one."""
+        how = (
+            "in the format of your tool-call template, or as one JSON object and nothing else"
+            if self.native_tools
+            else "as 'Action: tool_name(parameter=value)'"
+        )
+        return (
+            f"Your reply was not run and does not count as an answer: {lost}. Write a call {how}. "
+            "Write an answer after 'Final Answer:'."
+        )
 
     def reminder(self) -> str:
         """Return the message after a reply with neither a call nor an answer."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from workers.core.conversation import content_chars
+from workers.core.labelled_text import ReplyFormat
 from workers.core.model_response import ModelResponse, as_model_response
 from workers.core.options import Options, options_of, takes_any
 from workers.core.reply_parser import first_step_of, read_reply
@@ -166,7 +167,7 @@ class BaseAgent(ABC):
         `Action: name(k=v)` or a native call becomes an action with `tool_name` and `tool_args`,
         `Final Answer:` a final answer; any other reply is a thought.
         """
-        return first_step_of(as_model_response(output), parameter_names=self.parameter_names)
+        return first_step_of(as_model_response(output), self.reply_format())
 
     def parameter_names(self, tool_name: str) -> Sequence[str]:
         """Return a tool's parameters in order; none for an unknown tool."""
@@ -187,9 +188,13 @@ class BaseAgent(ABC):
         is_counted = response.prompt_tokens is not None
         return self.read_response(response, 0 if is_counted else content_chars(messages))
 
+    def reply_format(self) -> ReplyFormat:
+        """Return how this agent reads replies; overridden by agents that read them otherwise."""
+        return ReplyFormat(parameter_names=self.parameter_names, tools=self.tool_schemas())
+
     def read_response(self, response: ModelResponse, prompt_chars: int) -> list[TrajectoryStep]:
-        """Return a reply's steps; overridden by agents that read unlabelled text otherwise."""
-        return read_reply(response, parameter_names=self.parameter_names, prompt_chars=prompt_chars)
+        """Return a reply's steps."""
+        return read_reply(response, self.reply_format(), prompt_chars=prompt_chars)
 
     async def call_llm(
         self,
@@ -245,7 +250,7 @@ class BaseAgent(ABC):
             known = ", ".join(self.tools) or "none"
             error = f"there is no tool named {tool_name!r}; available tools: {known}"
             result = ToolResult(success=False, error=error)
-        _count_call(trajectory, tool_name, result)
+        count_call(trajectory, tool_name, result)
         duration_ms = round((time.perf_counter() - started) * 1000, 3)
         return self.result_step(tool_name, tool_args, result, call_id, duration_ms)
 
@@ -321,7 +326,8 @@ class BaseAgent(ABC):
                 await release_tool(self.tools[name], trajectory.request_id)
 
 
-def _count_call(trajectory: Trajectory, tool_name: str, result: ToolResult) -> None:
+def count_call(trajectory: Trajectory, tool_name: str, result: ToolResult) -> None:
+    """Count a call and its failure in the trajectory, by the name of the tool."""
     tools = trajectory.metadata.setdefault("tools", {})
     counts = tools.setdefault(tool_name, {"calls": 0, "errors": 0})
     counts["calls"] += 1

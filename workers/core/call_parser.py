@@ -94,25 +94,57 @@ def find_call_end(text: str, start: int = 0) -> int:
 
 
 def parse_json_arguments(text: str) -> dict[str, Any]:
-    """Parse the arguments of a native tool call, a JSON object; empty text is no arguments.
+    """Parse the arguments of a native tool call; empty text is no arguments.
+
+    Besides a JSON object, the text may be a Python dict, or a JSON text that contains the object.
 
     Raises:
-        CallParseError: The text is not a JSON object, or is too long or too deeply nested.
+        CallParseError: The text is not an object, or is too long or too deeply nested.
     """
+    text = text.strip()
     _check_size(text)
-    if not text.strip():
+    if not text:
         return {}
+    value, end = parse_value(text)
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        # Some models encode the arguments twice.
+        text = value.strip()
+        value, end = parse_value(text)
+    if end < len(text):
+        raise CallParseError(f"the arguments are not valid JSON: {_shorten(text[end:])} follows")
+    if not isinstance(value, dict):
+        raise CallParseError(f"the arguments must be a JSON object, not {_json_kind(value)}")
+    return value
+
+
+def parse_value(text: str, start: int = 0) -> tuple[Any, int]:
+    """Return the JSON value or Python dict or list that begins at `start`, and the index behind it.
+
+    Raises:
+        CallParseError: There is no such value, or it is too long or too deeply nested.
+    """
     try:
-        # strict=False, because models write real newlines in JSON strings.
-        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite, strict=False)
+        value, end = _DECODER.raw_decode(text, start)
     except CallParseError:
         raise
     except (ValueError, RecursionError) as error:
-        raise CallParseError(f"the arguments are not valid JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise CallParseError(f"the arguments must be a JSON object, not {_json_kind(value)}")
-    _check_nesting(value)
-    return value
+        value, end = _python_value(text, start, f"the arguments are not valid JSON: {error}")
+    _check_size(text[start:end])
+    if isinstance(value, dict | list):
+        _check_nesting(value)
+    return value, end
+
+
+def _python_value(text: str, start: int, problem: str) -> tuple[Any, int]:
+    if text[start : start + 1] not in ("{", "["):
+        raise CallParseError(problem)
+    try:
+        end = _matching_bracket(text, start) + 1
+        call = _read_python("the call", text[start:end])
+    except CallParseError:
+        # The problem of the JSON text explains more, because JSON was asked for.
+        raise CallParseError(problem) from None
+    return (call.positional[0] if call.positional else call.args), end
 
 
 def _read_call(source: str) -> ParsedCall:
@@ -300,3 +332,7 @@ def _json_kind(value: Any) -> str:
 def _shorten(text: str) -> str:
     text = text.strip()
     return repr(text if len(text) <= 60 else text[:57] + "...")
+
+
+# strict=False, because models write real newlines in JSON strings.
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite, strict=False)

@@ -44,9 +44,15 @@ class ModelResponse:
     metadata: dict[str, Any] = field(default_factory=dict)
 
     def to_message(self) -> dict[str, Any]:
-        """Return the assistant message to append to the conversation."""
+        """Return the assistant message to append to the conversation.
+
+        With tool calls it carries the reasoning in the fields in which the server sent it
+        (`metadata["reasoning_fields"]`): models that reason between calls need it again, and some
+        APIs reject a call without it. The reasoning of an answer is not sent again.
+        """
         message: dict[str, Any] = {"role": "assistant", "content": self.text}
         if self.tool_calls:
+            message |= self.metadata.get("reasoning_fields", {})
             message["tool_calls"] = [
                 {
                     "id": call.id,

@@ -1,37 +1,34 @@
 """Read a model's reply into trajectory steps, whichever format it comes in.
 
-The formats are native OpenAI tool calls, and text with the labels `Thought:`, `Action: name(k=v)`
-(or `Action Input:` on the next line), `TOOL_CALL: name(k=v)` and `Final Answer:`. Used by every
+The formats are native OpenAI tool calls; calls that the server left in the text (`text_calls`); and
+text with the labels `Thought:`, `Action: name(k=v)` (or `Action Input:` on the next line),
+`TOOL_CALL: name(k=v)` and `Final Answer:`. Reasoning is recorded and never read. Used by every
 agent. Must not: raise for any text of a model; a bad call becomes a step with `parse_error`.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Sequence
+import hashlib
+import json
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from workers.core.call_parser import (
-    CallParseError,
-    ParsedCall,
-    find_call_end,
-    parse_call,
-    parse_json_arguments,
-)
+from workers.core.call_formats import Tools, tool_name
+from workers.core.call_parser import CallParseError, parse_json_arguments
+from workers.core.labelled_text import ReplyFormat, label_kinds, labelled_steps, without_label
 from workers.core.model_response import ModelResponse, NativeToolCall
+from workers.core.reasoning import Output, split_reasoning
+from workers.core.text_calls import (
+    TextCall,
+    TextCalls,
+    find_marked_calls,
+    find_unmarked_calls,
+    lost_mark,
+)
 from workers.core.trajectory import StepType, TrajectoryStep
 
-ParameterNames = Callable[[str], Sequence[str]]
-
-# At the beginning of a line, or after a sentence, since small models write all labels on one line.
-_LABEL = re.compile(
-    r"(?:^[ \t]{0,8}[*#>_`-]{0,4}[ \t]{0,4}|(?<=[.!?])[ \t]{1,4})"
-    r"(Thought|Action Input|Action|Observation|Final[ _]Answer|TOOL_CALL)"
-    r"(?:[ \t]\d{1,3})?[*_]{0,3}[ \t]{0,4}:[*_]{0,3}[ \t]{0,4}",
-    re.IGNORECASE | re.MULTILINE,
-)
-_FENCE = re.compile(r"\s*(?:```\w*|`)?\s*")
+_PLAIN = ReplyFormat()
 _CHARS_PER_TOKEN = 4
 _RECORDED_FIELDS = (
     "finish_reason",
@@ -44,55 +41,53 @@ _RECORDED_FIELDS = (
 
 
 def read_reply(
-    response: ModelResponse,
-    *,
-    unlabelled: StepType = StepType.THOUGHT,
-    parameter_names: ParameterNames = lambda _: (),
-    prompt_chars: int = 0,
+    response: ModelResponse, form: ReplyFormat = _PLAIN, *, prompt_chars: int = 0
 ) -> list[TrajectoryStep]:
     """Return the steps of one reply, in order; at least one.
 
     The first step carries the message, the tokens and the usage of the whole reply. A text reply
-    that invents an observation after its action is cut there, in its message, too.
+    that invents an observation after its action is cut there, in its message, too. A text that
+    looks like a call and is none is a thought with the metadata `lost_call`.
 
     Args:
         response: The model's reply.
-        unlabelled: Kind of step for a text without labels.
-        parameter_names: A tool's parameters in order, for values without a name.
+        form: How the agent reads its replies.
         prompt_chars: Length of the messages sent, to estimate tokens if the server gave no usage.
     """
-    message, steps = _message_and_steps(response, unlabelled, parameter_names)
+    output = split_reasoning(response.text)
+    message, steps = _message_and_steps(response, output, form)
     for step in steps:
         step.metadata.pop("end", None)
         step.metadata["chat_message"] = None
-    _record_reply(steps[0], response, message, prompt_chars)
+    _record_reply(steps[0], response, output, message, prompt_chars)
     return steps
 
 
-def first_step_of(
-    response: ModelResponse, parameter_names: ParameterNames = lambda _: ()
-) -> TrajectoryStep:
+def first_step_of(response: ModelResponse, form: ReplyFormat = _PLAIN) -> TrajectoryStep:
     """Return one step for the whole reply: its first call or answer, else its first text.
 
     The message is cut after the first call, because further calls are not run.
     """
     if len(response.tool_calls) > 1:
         response = replace(response, tool_calls=response.tool_calls[:1])
-    message, steps = _message_and_steps(response, StepType.THOUGHT, parameter_names)
+    output = split_reasoning(response.text)
+    message, steps = _message_and_steps(response, output, form)
     decisive = (StepType.ACTION, StepType.FINAL_ANSWER)
     step = next((step for step in steps if step.step_type in decisive), steps[0])
     if (end := step.metadata.pop("end", None)) is not None:
         message["content"] = message["content"][:end].rstrip()
     if step.step_type is not StepType.FINAL_ANSWER:
         step.content = message["content"] or step.content
-    _record_reply(step, response, message, prompt_chars=0)
+    _record_reply(step, response, output, message, prompt_chars=0)
     return step
 
 
 def whole_reply(response: ModelResponse, prompt_chars: int = 0) -> TrajectoryStep:
-    """Return the reply's whole text, with its labels, as a final answer."""
-    step = TrajectoryStep(StepType.FINAL_ANSWER, response.text)
-    _record_reply(step, response, response.to_message(), prompt_chars)
+    """Return the reply's whole output, with its labels, as a final answer."""
+    output = split_reasoning(response.text)
+    content = output.text.strip() if output.reasoning else output.text
+    step = TrajectoryStep(StepType.FINAL_ANSWER, content)
+    _record_reply(step, response, output, response.to_message(), prompt_chars)
     return step
 
 
@@ -102,21 +97,104 @@ def estimate_tokens(chars: int) -> int:
 
 
 def _message_and_steps(
-    response: ModelResponse, unlabelled: StepType, parameter_names: ParameterNames
+    response: ModelResponse, output: Output, form: ReplyFormat
 ) -> tuple[dict[str, Any], list[TrajectoryStep]]:
     if response.tool_calls:
-        return response.to_message(), list(_native_steps(response))
-    kept, steps = _text_steps(response.text, unlabelled, parameter_names)
+        return response.to_message(), list(_native_steps(response, output, form.tools))
+    calls, lost = _calls_in_text(output.text, form)
+    if calls is not None:
+        return _text_call_steps(response, output, calls, form)
+    end, steps = labelled_steps(output.text, form)
+    for step in steps:
+        if "end" in step.metadata:
+            step.metadata["end"] = output.origin(step.metadata["end"])
+    if lost is not None:
+        steps = [TrajectoryStep(StepType.THOUGHT, output.text.strip(), {"lost_call": lost})]
     if not steps:
-        steps = [TrajectoryStep(StepType.THOUGHT, "", {"parse_error": "the reply was empty"})]
+        why = "the reply has only reasoning" if output.reasoning else "the reply was empty"
+        steps = [TrajectoryStep(StepType.THOUGHT, "", {"parse_error": why})]
+    is_cut = end < len(output.text)
+    kept = response.text[: output.origin(end)] if is_cut else response.text
     return {"role": "assistant", "content": kept}, steps
 
 
+def _calls_in_text(text: str, form: ReplyFormat) -> tuple[TextCalls | None, str | None]:
+    """Return the calls in the text, or the reason why it looks like a call that was lost."""
+    if not form.tools:
+        return None, None
+    if calls := find_marked_calls(text, form.tools, form.tool_format):
+        return calls, None
+    if label_kinds(text) - {"thought"}:
+        return None, None
+    if mark := lost_mark(text):
+        return None, f"it contains {mark!r}, and no call follows that could be read"
+    calls = find_unmarked_calls(text, form.tools, form.tool_format)
+    if calls is None:
+        return None, None
+    before = text[: calls.start].strip()
+    if without_label(before) != before or not before:
+        return calls, None
+    return None, f"it ends with {_shorten(calls.calls[0].written)}, with other text before it"
+
+
+def _text_call_steps(
+    response: ModelResponse, output: Output, calls: TextCalls, form: ReplyFormat
+) -> tuple[dict[str, Any], list[TrajectoryStep]]:
+    """Return the message and the steps of a reply with calls in its text."""
+    before = replace(form, unlabelled=StepType.THOUGHT)
+    _, steps = labelled_steps(output.text[: calls.start], before)
+    steps = [step for step in steps if step.step_type is StepType.THOUGHT]
+    actions = [_text_call_step(call, output) for call in calls.calls]
+    end = output.origin(calls.calls[-1].end)
+    message: dict[str, Any] = {"role": "assistant", "content": response.text[:end].rstrip()}
+    if form.native_tools and not any("parse_error" in action.metadata for action in actions):
+        message["content"] = response.text[: output.origin(calls.start)].rstrip()
+        for number, action in enumerate(actions):
+            action.metadata["tool_call_id"] = _call_id(response, number)
+            del action.metadata["end"]
+        message |= response.metadata.get("reasoning_fields", {})
+        message["tool_calls"] = [_as_native(action) for action in actions]
+    return message, steps + actions
+
+
+def _text_call_step(call: TextCall, output: Output) -> TrajectoryStep:
+    metadata: dict[str, Any] = {"end": output.origin(call.end)}
+    if call.problem is not None:
+        return TrajectoryStep(
+            StepType.ACTION, call.written, metadata | {"parse_error": call.problem}
+        )
+    return TrajectoryStep(
+        StepType.ACTION, call.written, metadata, tool_name=call.name, tool_args=call.args
+    )
+
+
+def _as_native(action: TrajectoryStep) -> dict[str, Any]:
+    arguments = json.dumps(action.tool_args, ensure_ascii=False)
+    return {
+        "id": action.metadata["tool_call_id"],
+        "type": "function",
+        "function": {"name": action.tool_name, "arguments": arguments},
+    }
+
+
+def _call_id(response: ModelResponse, number: int) -> str:
+    """Return an id of nine letters and digits, the only form that Mistral's templates accept."""
+    written = f"{response.response_id}/{response.text}/{number}"
+    return hashlib.sha256(written.encode("utf-8", "replace")).hexdigest()[:9]
+
+
 def _record_reply(
-    step: TrajectoryStep, response: ModelResponse, message: dict[str, Any], prompt_chars: int
+    step: TrajectoryStep,
+    response: ModelResponse,
+    output: Output,
+    message: dict[str, Any],
+    prompt_chars: int,
 ) -> None:
-    """Record the reply's message, tokens and usage in the step."""
+    """Record the reply's message, reasoning, tokens and usage in the step."""
     step.metadata |= {"chat_message": message, "usage": _usage(response, prompt_chars)}
+    reasoning = (response.metadata.get("reasoning"), output.reasoning)
+    if any(reasoning):
+        step.metadata["reasoning"] = "\n\n".join(filter(None, reasoning))
     for name in _RECORDED_FIELDS:
         if (value := getattr(response, name)) is not None:
             step.metadata[name] = value
@@ -135,21 +213,22 @@ def _usage(response: ModelResponse, prompt_chars: int) -> dict[str, Any]:
     }
 
 
-def _native_steps(response: ModelResponse) -> Iterator[TrajectoryStep]:
-    text = response.text.strip()
+def _native_steps(
+    response: ModelResponse, output: Output, tools: Tools
+) -> Iterator[TrajectoryStep]:
+    text = output.text.strip()
     if text:
-        label = _LABEL.match(text)
-        yield TrajectoryStep(StepType.THOUGHT, text[label.end() :].strip() if label else text)
+        yield TrajectoryStep(StepType.THOUGHT, without_label(text))
     for call in response.tool_calls:
-        yield _native_step(call)
+        yield _native_step(call, tools)
 
 
-def _native_step(call: NativeToolCall) -> TrajectoryStep:
+def _native_step(call: NativeToolCall, tools: Tools) -> TrajectoryStep:
     step = TrajectoryStep(
         StepType.ACTION,
         f"{call.name}({call.arguments})",
         {"tool_call_id": call.id},
-        tool_name=call.name,
+        tool_name=tool_name(call.name, tools) if tools else call.name,
         tool_args={},
     )
     try:
@@ -159,93 +238,5 @@ def _native_step(call: NativeToolCall) -> TrajectoryStep:
     return step
 
 
-def _text_steps(
-    text: str, unlabelled: StepType, parameter_names: ParameterNames
-) -> tuple[str, list[TrajectoryStep]]:
-    """Return the part of the text that the conversation keeps, and its steps."""
-    steps: list[TrajectoryStep] = []
-    label = _LABEL.search(text)
-    before = text[: label.start()] if label else text
-    if before.strip():
-        kind = StepType.THOUGHT if label else unlabelled
-        steps.append(TrajectoryStep(kind, before.strip()))
-    has_acted = False
-    while label:
-        kind, start = _kind_of(label), label.end()
-        if kind == "observation" and has_acted:
-            return text[: label.start()].rstrip(), steps
-        if kind == "action":
-            step, start = _action_step(text, start, parameter_names)
-            steps.append(step)
-            has_acted = True
-            label = _LABEL.search(text, start)
-            continue
-        following = _LABEL.search(text, start)
-        content = text[start : following.start() if following else len(text)].strip()
-        if kind == "final":
-            steps.append(TrajectoryStep(StepType.FINAL_ANSWER, content))
-            return text, steps
-        if content:
-            steps.append(TrajectoryStep(StepType.THOUGHT, content))
-        label = following
-    return text, steps
-
-
-def _kind_of(label: re.Match[str]) -> str:
-    word = label.group(1).lower()
-    if word in ("action", "tool_call"):
-        return "action"
-    return "final" if word.startswith("final") else word
-
-
-def _action_step(
-    text: str, start: int, parameter_names: ParameterNames
-) -> tuple[TrajectoryStep, int]:
-    """Return the step of the call that begins at `start`, and where it ends."""
-    fence = _FENCE.match(text, start)
-    begin = fence.end() if fence else start
-    try:
-        call, end = _call_at(text, begin)
-        call = call.bind(parameter_names(call.name))
-    except CallParseError as error:
-        following = _LABEL.search(text, start)
-        end = following.start() if following else len(text)
-        step = TrajectoryStep(
-            StepType.ACTION, text[start:end].strip(), {"parse_error": str(error), "end": end}
-        )
-        return step, end
-    step = TrajectoryStep(
-        StepType.ACTION,
-        text[begin:end].strip(),
-        {"end": end},
-        tool_name=call.name,
-        tool_args=call.args,
-    )
-    return step, end
-
-
-def _call_at(text: str, begin: int) -> tuple[ParsedCall, int]:
-    line_end = text.find("\n", begin)
-    line = text[begin : line_end if line_end >= 0 else len(text)]
-    following = _LABEL.match(text, line_end + 1) if line_end >= 0 else None
-    has_input = following is not None and following.group(1).lower() == "action input"
-    if has_input and following and "(" not in line:
-        return _call_with_input(line.strip(" \t`*"), text, following.end())
-    end = find_call_end(text, begin)
-    return parse_call(text[begin:end]), end
-
-
-def _call_with_input(name: str, text: str, start: int) -> tuple[ParsedCall, int]:
-    """Read the two-line form: a name, then `Action Input:` with JSON or one plain value."""
-    if not re.fullmatch(r"[\w.\-]{1,100}", name):
-        raise CallParseError("after 'Action:' write the tool's name")
-    following = _LABEL.search(text, start)
-    end = following.start() if following else len(text)
-    value = text[start:end].strip().removesuffix("```").removesuffix("`").strip()
-    fence = _FENCE.match(value)
-    value = value[fence.end() :] if fence else value
-    if value.startswith("{"):
-        return ParsedCall(name, parse_json_arguments(value)), end
-    if not value or value == "()":
-        return ParsedCall(name, {}), end
-    return ParsedCall(name, {}, (value.strip("\"'"),)), end
+def _shorten(text: str) -> str:
+    return repr(text if len(text) <= 80 else text[:77] + "...")

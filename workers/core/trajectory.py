@@ -114,14 +114,14 @@ class Trajectory:
         return messages
 
     def get_final_response(self) -> str:
-        """Return the last final answer, else the model's last output, else an empty text."""
-        last_output = ""
+        """Return the last answer, also one that an interaction replied to; empty without any.
+
+        A thought or the arguments of a call are no answer, so that no reward is given for them.
+        """
         for step in reversed(self.steps):
-            if step.step_type is StepType.FINAL_ANSWER:
+            if step.step_type is StepType.FINAL_ANSWER or "answered_by" in step.metadata:
                 return step.content
-            if not last_output and step.step_type not in _MODEL_INPUT:
-                last_output = step.content
-        return last_output
+        return ""
 
     def get_tool_calls(self) -> list[TrajectoryStep]:
         """Return the action steps."""

@@ -27,6 +27,7 @@ _TOOL_CHOICES = {"auto": "auto", "required": "any", "none": "none"}
 _UNKNOWN_HERE = frozenset(
     {"seed", "n", "logprobs", "top_logprobs", "frequency_penalty", "presence_penalty"}
 )
+_THINKING = ("thinking", "redacted_thinking")
 
 Block = dict[str, Any]
 
@@ -72,6 +73,7 @@ def response_of(body: Mapping[str, Any], url: str) -> ModelResponse:
     usage = body.get("usage")
     usage = usage if isinstance(usage, Mapping) else {}
     thinking = "".join(_strings(blocks, "thinking"))
+    signed = [dict(block) for block in blocks if block.get("type") in _THINKING]
     return ModelResponse(
         text="".join(_strings(blocks, "text")),
         tool_calls=tuple(_call(block, url) for block in blocks if block.get("type") == "tool_use"),
@@ -80,7 +82,9 @@ def response_of(body: Mapping[str, Any], url: str) -> ModelResponse:
         completion_tokens=usage.get("output_tokens"),
         model=body.get("model"),
         response_id=body.get("id"),
-        metadata={"reasoning": thinking} if thinking else {},
+        metadata={"reasoning": thinking, "reasoning_fields": {"thinking_blocks": signed}}
+        if signed
+        else {},
     )
 
 
@@ -111,8 +115,9 @@ def _blocks(message: Mapping[str, Any]) -> list[Block]:
             "content": text,
         }
         return [result]
-    # The API rejects empty text blocks.
-    blocks: list[Block] = [{"type": "text", "text": text}] if text.strip() else []
+    # The API rejects a call whose signed thinking is missing or changed, and empty text blocks.
+    blocks: list[Block] = [dict(block) for block in message.get("thinking_blocks") or ()]
+    blocks += [{"type": "text", "text": text}] if text.strip() else []
     return blocks + [_tool_use(call) for call in message.get("tool_calls") or ()]
 
 

@@ -15,6 +15,10 @@ from workers.llm.call_errors import HttpAnswer, error_for_answer, error_in_body,
 from workers.llm.json_text import JsonError, dump_json, parse_json
 from workers.llm.token_capture import captured_tokens, policy_version
 
+#: Fields of a message with its reasoning: of DeepSeek, SGLang and older vLLM; of newer vLLM and
+#: OpenRouter; and OpenRouter's blocks, some of them signed.
+_REASONING = ("reasoning_content", "reasoning", "reasoning_details")
+
 
 def read_json_answer(answer: HttpAnswer, url: str) -> Mapping[str, Any]:
     """Return the JSON object of a 200 answer.
@@ -67,9 +71,10 @@ def _response(
     usage = body.get("usage")
     usage = usage if isinstance(usage, Mapping) else {}
     metadata: dict[str, Any] = {}
-    reasoning = message.get("reasoning_content") or message.get("reasoning")
-    if isinstance(reasoning, str):
-        metadata["reasoning"] = reasoning
+    fields = {name: message[name] for name in _REASONING if message.get(name)}
+    if fields:
+        metadata["reasoning_fields"] = fields
+        metadata["reasoning"] = next((each for each in fields.values() if type(each) is str), "")
     refusal = message.get("refusal")
     if isinstance(refusal, str) and refusal:
         metadata["refusal"] = refusal

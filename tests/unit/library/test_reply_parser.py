@@ -4,13 +4,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from workers.core.labelled_text import ReplyFormat
 from workers.core.model_response import ModelResponse, NativeToolCall, as_model_response
 from workers.core.reply_parser import first_step_of, read_reply
 from workers.core.trajectory import StepType
 
 
 def parts(text: str, **options) -> list[tuple[str, str]]:
-    steps = read_reply(ModelResponse(text), **options)
+    steps = read_reply(ModelResponse(text), ReplyFormat(**options))
     return [(step.step_type.value, step.content) for step in steps]
 
 
@@ -51,7 +52,7 @@ def test_text_is_split_at_its_labels(text, expected):
     ],
 )
 def test_every_way_to_write_a_call_is_read(text, args):
-    (step,) = read_reply(ModelResponse(text), parameter_names=lambda name: ["a"])
+    (step,) = read_reply(ModelResponse(text), ReplyFormat(parameter_names=lambda name: ["a"]))
     assert (step.tool_name, step.tool_args) == ("f", args)
 
 

@@ -148,15 +148,22 @@ def test_what_the_model_was_told_is_user_and_the_rest_assistant():
     assert set(roles.values()) == {"user", "assistant"}
 
 
-def test_the_final_response_is_the_last_answer_else_the_last_thing_said():
+def test_the_final_response_is_the_last_answer_and_nothing_else():
     trajectory = Trajectory("r")
     assert trajectory.get_final_response() == ""
     trajectory.add_step(TrajectoryStep(StepType.THOUGHT, "thinking"))
     trajectory.add_step(TrajectoryStep(StepType.OBSERVATION, "seen"))
-    assert trajectory.get_final_response() == "thinking"
+    trajectory.add_step(TrajectoryStep(StepType.ACTION, "calculator(expression='6 * 7 == 42')"))
+    assert trajectory.get_final_response() == ""
     trajectory.add_step(TrajectoryStep(StepType.FINAL_ANSWER, "42"))
     trajectory.add_step(TrajectoryStep(StepType.THOUGHT, "afterthought"))
     assert trajectory.get_final_response() == "42"
+
+
+def test_an_answer_that_an_interaction_replied_to_is_still_the_last_answer():
+    answer = TrajectoryStep(StepType.THOUGHT, "41", {"answered_by": "checker"})
+    steps = [answer, TrajectoryStep(StepType.OBSERVATION, "Look again.")]
+    assert Trajectory("r", steps).get_final_response() == "41"
 
 
 def test_the_total_reward_counts_scored_steps_only():

@@ -1,0 +1,161 @@
+"""Read a text with labels: `Thought:`, `Action: name(k=v)`, `TOOL_CALL:` and `Final Answer:`.
+
+Used by `reply_parser` for the text protocol of the agents. Must not: raise for any text of a model;
+a call that cannot be read becomes a step with `parse_error`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from workers.core.call_formats import AUTO, Tools, calls_in_json, tool_name
+from workers.core.call_parser import (
+    CallParseError,
+    ParsedCall,
+    find_call_end,
+    parse_call,
+    parse_json_arguments,
+    parse_value,
+)
+from workers.core.trajectory import StepType, TrajectoryStep
+
+ParameterNames = Callable[[str], Sequence[str]]
+
+# At the beginning of a line, or after a sentence, since small models write all labels on one line.
+_LABEL = re.compile(
+    r"(?:^[ \t]{0,8}[*#>_`-]{0,4}[ \t]{0,4}|(?<=[.!?])[ \t]{1,4})"
+    r"(Thought|Action Input|Action|Observation|Final[ _]Answer|TOOL_CALL)"
+    r"(?:[ \t]\d{1,3})?[*_]{0,3}[ \t]{0,4}:[*_]{0,3}[ \t]{0,4}",
+    re.IGNORECASE | re.MULTILINE,
+)
+_FENCE = re.compile(r"\s*(?:```\w*|`)?\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyFormat:
+    """How an agent reads its replies.
+
+    Args:
+        unlabelled: Kind of step for a text without labels.
+        parameter_names: A tool's parameters in order, for values without a name.
+        tools: The offered tools; without any, the text is not searched for calls.
+        tool_format: The format of calls in the text, one of `call_formats.TOOL_FORMATS`.
+        native_tools: Whether the tools were offered natively. Calls found in the text are then
+            kept as native calls in the conversation, so that the server's chat template writes
+            them and their results in the model's own format.
+    """
+
+    unlabelled: StepType = StepType.THOUGHT
+    parameter_names: ParameterNames = lambda _: ()
+    tools: Tools = field(default_factory=dict[str, Any])
+    tool_format: str = AUTO
+    native_tools: bool = False
+
+
+def label_kinds(text: str) -> set[str]:
+    """Return the kinds of the labels in a text: thought, action, observation, final."""
+    return {_kind_of(label) for label in _LABEL.finditer(text)}
+
+
+def without_label(text: str) -> str:
+    """Return a text without the label that it begins with."""
+    label = _LABEL.match(text)
+    return text[label.end() :].strip() if label else text
+
+
+def labelled_steps(text: str, form: ReplyFormat) -> tuple[int, list[TrajectoryStep]]:
+    """Return the end of the part that the conversation keeps, and the steps of a labelled text."""
+    steps: list[TrajectoryStep] = []
+    label = _LABEL.search(text)
+    before = text[: label.start()] if label else text
+    if before.strip():
+        kind = StepType.THOUGHT if label else form.unlabelled
+        steps.append(TrajectoryStep(kind, before.strip()))
+    has_acted = False
+    while label:
+        kind, start = _kind_of(label), label.end()
+        if kind == "observation" and has_acted:
+            return len(text[: label.start()].rstrip()), steps
+        if kind == "action":
+            step, start = _action_step(text, start, form)
+            steps.append(step)
+            has_acted = True
+            label = _LABEL.search(text, start)
+            continue
+        following = _LABEL.search(text, start)
+        content = text[start : following.start() if following else len(text)].strip()
+        if kind == "final":
+            steps.append(TrajectoryStep(StepType.FINAL_ANSWER, content))
+            return len(text), steps
+        if content:
+            steps.append(TrajectoryStep(StepType.THOUGHT, content))
+        label = following
+    return len(text), steps
+
+
+def _kind_of(label: re.Match[str]) -> str:
+    word = label.group(1).lower()
+    if word in ("action", "tool_call"):
+        return "action"
+    return "final" if word.startswith("final") else word
+
+
+def _action_step(text: str, start: int, form: ReplyFormat) -> tuple[TrajectoryStep, int]:
+    """Return the step of the call that begins at `start`, and where it ends."""
+    fence = _FENCE.match(text, start)
+    begin = fence.end() if fence else start
+    try:
+        call, end = _call_at(text, begin)
+        name = tool_name(call.name, form.tools) if form.tools else call.name
+        call = call._replace(name=name).bind(form.parameter_names(name))
+    except CallParseError as error:
+        following = _LABEL.search(text, start)
+        end = following.start() if following else len(text)
+        step = TrajectoryStep(
+            StepType.ACTION, text[start:end].strip(), {"parse_error": str(error), "end": end}
+        )
+        return step, end
+    step = TrajectoryStep(
+        StepType.ACTION,
+        text[begin:end].strip(),
+        {"end": end},
+        tool_name=call.name,
+        tool_args=call.args,
+    )
+    return step, end
+
+
+def _call_at(text: str, begin: int) -> tuple[ParsedCall, int]:
+    line_end = text.find("\n", begin)
+    line = text[begin : line_end if line_end >= 0 else len(text)]
+    following = _LABEL.match(text, line_end + 1) if line_end >= 0 else None
+    has_input = following is not None and following.group(1).lower() == "action input"
+    if has_input and following and "(" not in line:
+        return _call_with_input(line.strip(" \t`*"), text, following.end())
+    if line.startswith(("{", "[")):
+        value, end = parse_value(text, begin)
+        calls = calls_in_json(value)
+        if len(calls) != 1:
+            raise CallParseError("write one call after each 'Action:'")
+        return calls[0], end
+    end = find_call_end(text, begin)
+    return parse_call(text[begin:end]), end
+
+
+def _call_with_input(name: str, text: str, start: int) -> tuple[ParsedCall, int]:
+    """Read the two-line form: a name, then `Action Input:` with JSON or one plain value."""
+    if not re.fullmatch(r"[\w.\-]{1,100}", name):
+        raise CallParseError("after 'Action:' write the tool's name")
+    following = _LABEL.search(text, start)
+    end = following.start() if following else len(text)
+    value = text[start:end].strip().removesuffix("```").removesuffix("`").strip()
+    fence = _FENCE.match(value)
+    value = value[fence.end() :] if fence else value
+    if value.startswith("{"):
+        return ParsedCall(name, parse_json_arguments(value)), end
+    if not value or value == "()":
+        return ParsedCall(name, {}), end
+    return ParsedCall(name, {}, (value.strip("\"'"),)), end
