@@ -97,7 +97,7 @@ def _work(engine: Engine, run: Run, claimed: list[ClaimedAttempt]) -> None:
         for one in claimed
     ]
     beat = Heartbeat(worker_id="worker@host", sequence=1, attempts=tuple(beats))
-    transact(engine, lambda c: keep_alive(c, beat, lease_s=30))
+    transact(engine, lambda c: keep_alive(c, [beat], lease_s=30))
     said = [completion_of(run, one, b"\0") for one in claimed]
     transact(engine, lambda c: record_outcomes(c, said))
 

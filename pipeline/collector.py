@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import StatementError
 
 from pipeline.contract.errors import PipelineError, QueueUnavailable, ServiceUnavailable
-from pipeline.contract.messages import Heartbeat
+from pipeline.contract.messages import Completion, Heartbeat
 from pipeline.queue.completions import Delivery, OutcomeConsumer
 from pipeline.queue.frames import encode_completions
 from pipeline.service import process_id
@@ -109,7 +109,7 @@ class Collector:
     def _take_in(self, delivery: Delivery) -> list[str]:
         """Commit a delivery; return the labels of attempts that workers should stop."""
         try:
-            return transact(self._engine, lambda c: self._write(c, delivery))
+            return self._store(delivery)
         # Broad on purpose: see `_take_in_part`.
         except Exception as error:
             self._count(error)
@@ -123,7 +123,7 @@ class Collector:
     def _take_in_part(self, part: Delivery) -> list[str]:
         """Commit one message; if the store rejects it, add it to the dead letters."""
         try:
-            return transact(self._engine, lambda c: self._write(c, part))
+            return self._store(part)
         # Broad on purpose: a message that always fails would be delivered for ever, together with
         # its neighbours.
         except Exception as error:
@@ -136,7 +136,7 @@ class Collector:
             malformed=[("completion", reason, encode_completions([c])) for c in part.completions]
             + [("heartbeat", reason, b.model_dump_json().encode()) for b in part.heartbeats]
         )
-        return transact(self._engine, lambda c: self._write(c, refused))
+        return self._store(refused)
 
     def _count(self, error: Exception) -> None:
         name = _name_of(error)
@@ -158,29 +158,32 @@ class Collector:
         is_of_a_service = isinstance(error, ServiceUnavailable)
         return fault is None and isinstance(error, _OF_THE_MESSAGE) and not is_of_a_service
 
+    def _store(self, delivery: Delivery) -> list[str]:
+        unwanted = transact(self._engine, lambda c: self._write(c, delivery))
+        # In a transaction of its own, because it locks rollouts and groups again.
+        if rescored := [c for c in delivery.completions if c.purpose == "rescore"]:
+            transact(self._engine, lambda c: _add_unknown(c, record_rescores(c, rescored)))
+        return unwanted
+
     def _write(self, connection: Connection, delivery: Delivery) -> list[str]:
         # Outcomes first: a rollout that has ended needs no new lease.
-        completions = delivery.completions
-        report = record_outcomes(connection, [c for c in completions if c.purpose == "attempt"])
-        unknown = report.unknown + record_rescores(
-            connection, [c for c in completions if c.purpose == "rescore"]
-        )
+        attempts = [c for c in delivery.completions if c.purpose == "attempt"]
+        report = record_outcomes(connection, attempts)
         malformed = delivery.malformed + [
             (refused.kind, refused.reason, refused.raw.encode())
             for heartbeat in delivery.heartbeats
             for refused in heartbeat.refused
         ]
         add_malformed(connection, malformed)
-        add_unknown(connection, [(c, encode_completions([c])) for c in unknown])
+        _add_unknown(connection, report.unknown)
         for kind, reason, _ in malformed:
             log.warning("A %s went to the dead letters: %s", kind, reason)
         for sentence in report.paused:
             log.warning("%s", sentence)
         lease_s = self._settings.lease.lease_s
-        unwanted = report.stopped
-        for heartbeat in _latest(delivery.heartbeats):
-            unwanted += keep_alive(connection, heartbeat, lease_s=lease_s)
-        return unwanted
+        return report.stopped + keep_alive(
+            connection, _latest(delivery.heartbeats), lease_s=lease_s
+        )
 
     def _stop(self, labels: list[str]) -> None:
         try:
@@ -208,6 +211,10 @@ class Collector:
             ),
         )
         self._reported_at = time.monotonic()
+
+
+def _add_unknown(connection: Connection, unknown: list[Completion]) -> None:
+    add_unknown(connection, [(c, encode_completions([c])) for c in unknown])
 
 
 def _name_of(error: Exception) -> str:

@@ -24,7 +24,13 @@ from pipeline.queue.requests import RequestPublisher
 from pipeline.settings import Settings
 from pipeline.store.engine import WORK_CHANNEL, Listener, transact
 from pipeline.store.outcomes import record_outcomes
-from pipeline.store.rollouts import ClaimedAttempt, claim, count_in_flight, wait_to_claim
+from pipeline.store.rollouts import (
+    ClaimedAttempt,
+    claim,
+    count_in_flight,
+    set_deadlines,
+    wait_to_claim,
+)
 from pipeline.store.runs import Run, active_runs, ids_of
 
 log = logging.getLogger(__name__)
@@ -101,7 +107,7 @@ class Dispatcher:
         # Refilling each freed slot at once would make many small transactions of few large ones.
         if room < max(1, self._settings.max_in_flight // 10) and self._woken:
             return []
-        batches: list[_Batch] = []
+        claims: list[tuple[Run, list[ClaimedAttempt]]] = []
         runs = active_runs(connection) if room > 0 else []
         if self._settings.runs:
             runs = [run for run in runs if run.run_id in only]
@@ -115,10 +121,13 @@ class Dispatcher:
                 continue
             claimed = claim(connection, run, most=most, lease_s=self._unstarted_lease_s)
             room -= len(claimed)
-            if claimed:
-                requests = [request_of(run, attempt) for attempt in claimed]
-                batches.append(_Batch(run.config.queue, requests))
-        return batches
+            claims.append((run, claimed))
+        set_deadlines(connection, claims)
+        return [
+            _Batch(run.config.queue, [request_of(run, attempt) for attempt in claimed])
+            for run, claimed in claims
+            if claimed
+        ]
 
 
 def request_of(run: Run, attempt: ClaimedAttempt) -> RolloutRequest:

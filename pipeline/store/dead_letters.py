@@ -84,7 +84,12 @@ _GET = text(_SELECT.format(body=", d.body") + "WHERE d.dead_letter_id = :id FOR 
 
 _MARK = text("UPDATE dead_letters SET redriven_at = now() WHERE dead_letter_id = :id")
 
-_DROP = text("DELETE FROM dead_letters WHERE dead_letter_id = ANY(:ids)")
+_DROP = text("""
+DELETE FROM dead_letters d USING (
+    SELECT dead_letter_id FROM dead_letters WHERE dead_letter_id = ANY(:ids)
+    ORDER BY dead_letter_id FOR UPDATE
+) AS locked WHERE d.dead_letter_id = locked.dead_letter_id
+""")
 
 
 def list_dead_letters(

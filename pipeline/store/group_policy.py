@@ -1,7 +1,7 @@
 """Group policies of runs: surplus rollouts are cut, failed ones replaced, deadlines enforced.
 
 Used by `outcomes.py` inside the ingest transaction, and by the reconciler for deadlines. The caller
-has locked the rollouts first, then the groups; see `groups.py`. Must not: decide outcomes.
+has locked the rollouts first, then the groups. Must not: decide outcomes.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import NamedTuple
 from uuid import UUID
 
 from sqlalchemy import Connection, text
@@ -66,11 +66,13 @@ def cut_satisfied(connection: Connection, group_ids: Sequence[UUID], report: Cut
         _cut(connection, satisfied, "surplus", report)
 
 
+# SKIP LOCKED: a replacement may have been added since the rollouts were locked. If another
+# transaction holds it, the next outcome or the next look at deadlines cuts the group again.
 _CUT = text("""
 WITH picked AS (
     SELECT rollout_id, state FROM rollouts
     WHERE group_id = ANY(:ids) AND state IN ('queued', 'dispatched', 'running')
-    ORDER BY rollout_id FOR UPDATE
+    FOR UPDATE SKIP LOCKED
 ), moved AS (
     UPDATE rollouts r SET state = 'cancelled', finished_at = now()
     FROM picked p WHERE r.rollout_id = p.rollout_id
@@ -162,35 +164,45 @@ FROM wanted w JOIN groups g USING (group_id)
 """)
 
 
-@dataclass(frozen=True, slots=True)
-class ShortGroup:
-    """A group that can no longer get all its usable rollouts."""
+class ShortGroup(NamedTuple):
+    """A group that lacks usable rollouts."""
 
     run_id: UUID
+    group_id: UUID
+    prompt_id: UUID
     group_no: int
     n_target: int
+    n_rollouts: int
     n_failed: int
+    missing: int
+
+
+def find_short_groups(
+    connection: Connection, group_ids: Sequence[UUID], configs: Mapping[UUID, RunConfig]
+) -> list[ShortGroup]:
+    """Return those of the locked groups for which their run replaces rollouts, or fails."""
+    if all(c.replacements == 0 and c.group_policy != "fail_run" for c in configs.values()):
+        return []
+    return [ShortGroup(*row) for row in connection.execute(_SHORT, {"ids": list(group_ids)})]
 
 
 def replace_failed(
-    connection: Connection, group_ids: Sequence[UUID], configs: Mapping[UUID, RunConfig]
+    connection: Connection, groups: Iterable[ShortGroup], configs: Mapping[UUID, RunConfig]
 ) -> list[ShortGroup]:
-    """Add rollouts to groups that lack usable ones, as far as runs allow; return the others."""
-    if all(c.replacements == 0 and c.group_policy != "fail_run" for c in configs.values()):
-        return []
+    """Add rollouts to short groups of locked runs, as far as the runs allow; return the others."""
     short: list[ShortGroup] = []
-    for row in connection.execute(_SHORT, {"ids": list(group_ids)}).all():
-        config = configs[row.run_id]
-        left = config.rollouts_per_prompt + config.replacements - row.n_rollouts
-        if left < row.missing:
+    for group in groups:
+        config = configs[group.run_id]
+        left = config.rollouts_per_prompt + config.replacements - group.n_rollouts
+        if left < group.missing:
             # Another rollout would not complete the group either.
-            short.append(ShortGroup(row.run_id, row.group_no, row.n_target, row.n_failed))
-            continue
-        _replace(connection, row, config)
+            short.append(group)
+        else:
+            _replace(connection, group)
     return short
 
 
-def _replace(connection: Connection, group: Any, config: RunConfig) -> None:
+def _replace(connection: Connection, group: ShortGroup) -> None:
     indexes: Iterable[int] = range(group.n_rollouts, group.n_rollouts + group.missing)
     connection.execute(
         _REPLACE,

@@ -1,7 +1,7 @@
 """Groups in the store: counted with every outcome, closed when all their rollouts are terminal.
 
-Used by `outcomes.py` and by cancellation and retry, inside their transactions. To avoid deadlocks,
-rollouts are locked before groups, and both in order of their ids.
+Used by `outcomes.py` and by cancellation and retry, inside their transactions, which have locked
+the rollouts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Leases of attempts: renewed by heartbeats, and found when they have expired.
 
 Used by the collector and the reconciler. Each function is a few set-based statements inside the
-caller's transaction. Rollouts are locked before attempts, in order of their ids.
+caller's transaction. Renewals wait for no lock: the next heartbeat renews what was locked.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ WITH beats AS (
 ), locked AS (
     SELECT r.rollout_id FROM rollouts r JOIN beats b ON r.rollout_id = b.id
     WHERE r.state = 'dispatched' AND r.attempt_no = b.no
-    ORDER BY r.rollout_id FOR UPDATE OF r
+    FOR UPDATE OF r SKIP LOCKED
 ), started AS (
     UPDATE rollouts r SET state = 'running' FROM locked WHERE r.rollout_id = locked.rollout_id
     RETURNING r.rollout_id, r.run_id, r.attempt_no
@@ -67,16 +67,23 @@ SELECT run_id, 'rollout', rollout_id, attempt_no, 'dispatched', 'running' FROM s
 
 # A lease is renewed once a third of it has passed, so that at most every second heartbeat writes.
 _RENEW = text("""
+WITH locked AS (
+    SELECT b.* FROM attempts a
+    JOIN unnest(CAST(:ids AS uuid[]), CAST(:nos AS integer[]), CAST(:phases AS text[]),
+                CAST(:steps AS integer[]), CAST(:workers AS text[]))
+        AS b (id, no, phase, step, worker_id)
+        ON a.rollout_id = b.id AND a.attempt_no = b.no
+    WHERE a.state IN ('dispatched', 'running')
+      AND (a.worker_id IS DISTINCT FROM b.worker_id OR a.phase IS DISTINCT FROM b.phase
+           OR a.lease_until < now() + make_interval(secs => :lease_s * 2 / 3))
+    FOR UPDATE OF a SKIP LOCKED
+)
 UPDATE attempts a SET
     state = CASE WHEN b.phase = 'reserved' THEN a.state ELSE 'running' END,
-    worker_id = :worker_id, phase = b.phase, step = b.step,
+    worker_id = b.worker_id, phase = b.phase, step = b.step,
     started_at = CASE WHEN b.phase = 'reserved' THEN NULL ELSE coalesce(a.started_at, now()) END,
     lease_until = now() + make_interval(secs => :lease_s)
-FROM unnest(CAST(:ids AS uuid[]), CAST(:nos AS integer[]), CAST(:phases AS text[]),
-            CAST(:steps AS integer[])) AS b (id, no, phase, step)
-WHERE a.rollout_id = b.id AND a.attempt_no = b.no AND a.state IN ('dispatched', 'running')
-  AND (a.worker_id IS DISTINCT FROM :worker_id OR a.phase IS DISTINCT FROM b.phase
-       OR a.lease_until < now() + make_interval(secs => :lease_s * 2 / 3))
+FROM locked b WHERE a.rollout_id = b.id AND a.attempt_no = b.no
 """)
 
 _FENCED = text("""
@@ -90,43 +97,58 @@ WHERE a.state NOT IN ('dispatched', 'running')
 _SEEN = text("""
 INSERT INTO processes
     (process_id, kind, capacity, in_flight, loop_lag_ms, stopping, takes, activity)
-VALUES (:worker_id, 'worker', :capacity, :in_flight, :loop_lag_ms, :stopping, :takes, :activity)
-ON CONFLICT (process_id) DO UPDATE SET last_seen_at = now(), capacity = :capacity,
-    in_flight = :in_flight, loop_lag_ms = :loop_lag_ms, stopping = :stopping, takes = :takes,
+SELECT worker_id, 'worker', capacity, in_flight, loop_lag_ms, stopping, takes, activity
+FROM jsonb_to_recordset(:workers) AS w (worker_id text, capacity integer, in_flight integer,
+    loop_lag_ms double precision, stopping boolean, takes jsonb, activity jsonb)
+ORDER BY worker_id
+ON CONFLICT (process_id) DO UPDATE SET last_seen_at = now(), capacity = excluded.capacity,
+    in_flight = excluded.in_flight, loop_lag_ms = excluded.loop_lag_ms,
+    stopping = excluded.stopping, takes = excluded.takes,
     activity = coalesce(nullif(excluded.activity, '{}'), processes.activity)
-""").bindparams(bindparam("takes", type_=JSONB), bindparam("activity", type_=JSONB))
+""").bindparams(bindparam("workers", type_=JSONB))
 
 
-def keep_alive(connection: Connection, beat: Heartbeat, *, lease_s: float) -> list[str]:
-    """Renew the leases of the attempts in a heartbeat; return the labels of those to stop.
+def keep_alive(connection: Connection, beats: Sequence[Heartbeat], *, lease_s: float) -> list[str]:
+    """Renew the leases of the attempts in heartbeats; return the labels of those to stop.
 
     An attempt is to be stopped when it has ended in the store: lost, cancelled or superseded.
+
+    Args:
+        connection: An open transaction that has taken its other locks.
+        beats: One of each worker.
+        lease_s: Time for which the attempts count as alive.
     """
-    connection.execute(
-        _SEEN,
-        {
-            "worker_id": beat.worker_id,
-            "capacity": beat.capacity,
-            "in_flight": len(beat.attempts),
-            "loop_lag_ms": beat.loop_lag_ms,
-            "stopping": beat.stopping,
-            "takes": {"queues": beat.queues, "base_urls": beat.base_urls},
-            "activity": stored_activity(beat.activity),
-        },
-    )
-    if not beat.attempts:
-        return []
-    held = sorted(beat.attempts, key=lambda attempt: attempt.rollout_id)
-    started = [attempt for attempt in held if attempt.phase != "reserved"]
-    connection.execute(_START, _keys(started))
-    reported = {
-        "phases": [attempt.phase for attempt in held],
-        "steps": [attempt.step for attempt in held],
-        "worker_id": beat.worker_id,
-        "lease_s": lease_s,
+    # An attempt that two workers list belongs to the one whose heartbeat came last.
+    holders = {
+        attempt.key: (attempt, beat.worker_id) for beat in beats for attempt in beat.attempts
     }
-    connection.execute(_RENEW, _keys(held) | reported)
-    return [label_of(*row) for row in connection.execute(_FENCED, _keys(held))]
+    fenced: list[str] = []
+    if holders:
+        held = [attempt for attempt, _ in holders.values()]
+        connection.execute(_START, _keys([a for a in held if a.phase != "reserved"]))
+        reported = {
+            "phases": [attempt.phase for attempt in held],
+            "steps": [attempt.step for attempt in held],
+            "workers": [worker_id for _, worker_id in holders.values()],
+            "lease_s": lease_s,
+        }
+        connection.execute(_RENEW, _keys(held) | reported)
+        fenced = [label_of(*row) for row in connection.execute(_FENCED, _keys(held))]
+    if beats:
+        connection.execute(_SEEN, {"workers": [_worker(beat) for beat in beats]})
+    return fenced
+
+
+def _worker(beat: Heartbeat) -> dict[str, Any]:
+    return {
+        "worker_id": beat.worker_id,
+        "capacity": beat.capacity,
+        "in_flight": len(beat.attempts),
+        "loop_lag_ms": beat.loop_lag_ms,
+        "stopping": beat.stopping,
+        "takes": {"queues": beat.queues, "base_urls": beat.base_urls},
+        "activity": stored_activity(beat.activity),
+    }
 
 
 def _keys(attempts: Sequence[AttemptBeat]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Operations on a run: cancel, pause, continue, retry its failed rollouts.
 
 Used by the command line and the trainer client. Guarded set-based updates with their events and
-group counters in one transaction; locks in the order rollouts, then groups, both by id.
+group counters in one transaction.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
-from pipeline.contract.errors import NotAllowed
 from pipeline.contract.rollout import RolloutState, RunState
 from pipeline.store.engine import READY_CHANNEL, WORK_CHANNEL, notify
 from pipeline.store.groups import add_to_counters, close_groups
 from pipeline.store.rollout_filter import RolloutFilter
-from pipeline.store.runs import Run, lock_run, set_run_state
+from pipeline.store.runs import Run, lock_run, refuse_cancelled, set_run_state
 
 #: Rollouts cancelled in one transaction, whose locks other writers wait for.
 CANCEL_CHUNK = 20_000
@@ -96,6 +95,20 @@ SELECT run_id, 'rollout', rollout_id, nullif(attempt_no, 0), :state, 'queued', '
 """)
 
 
+_LOCK_WITH_DEADLINES = text("""
+SELECT group_id FROM groups
+WHERE run_id = :run_id AND state = 'open' AND deadline_at IS NOT NULL
+ORDER BY group_id FOR UPDATE
+""")
+
+_SHIFT_DEADLINES = text("""
+UPDATE groups SET deadline_at = deadline_at + (now() - stopped.at)
+FROM (SELECT at FROM events WHERE entity_id = :run_id AND entity = 'run'
+        AND from_state = 'active' ORDER BY seq DESC LIMIT 1) AS stopped
+WHERE group_id = ANY(:ids)
+""")
+
+
 @dataclass(frozen=True, slots=True)
 class RetryCount:
     """How many rollouts a retry queues again, and how many it must leave."""
@@ -137,7 +150,7 @@ def pause_run(connection: Connection, run: Run, *, reason: str | None = None) ->
     current = lock_run(connection, run)
     if current.state is RunState.PAUSED:
         return False
-    _refuse_cancelled(current)
+    refuse_cancelled(current)
     set_run_state(connection, current, RunState.PAUSED, reason=reason)
     return True
 
@@ -145,13 +158,17 @@ def pause_run(connection: Connection, run: Run, *, reason: str | None = None) ->
 def continue_run(connection: Connection, run: Run) -> bool:
     """Dispatch rollouts of a paused run again; return whether it was paused.
 
+    The deadlines of its groups move by the time it was paused.
+
     Raises:
         NotAllowed: It is cancelled.
     """
+    groups = list(connection.execute(_LOCK_WITH_DEADLINES, {"run_id": run.run_id}).scalars())
     current = lock_run(connection, run)
     if current.state is RunState.ACTIVE:
         return False
-    _refuse_cancelled(current)
+    refuse_cancelled(current)
+    connection.execute(_SHIFT_DEADLINES, {"run_id": run.run_id, "ids": groups})
     set_run_state(connection, current, RunState.ACTIVE)
     notify(connection, WORK_CHANNEL)
     return True
@@ -199,11 +216,3 @@ def _deltas(
     for row in rows:
         deltas.setdefault(row.group_id, Counter())[state] += each
     return deltas
-
-
-def _refuse_cancelled(run: Run) -> None:
-    if run.state is RunState.CANCELLED:
-        raise NotAllowed(
-            f"Run {run.slug} is cancelled.",
-            remedy=f"Take it up again with: rollout retry {run.slug} --cancelled",
-        )

@@ -19,19 +19,20 @@ from sqlalchemy import Connection, text
 
 from pipeline.contract.errors import ErrorClass, StaleCompletion
 from pipeline.contract.messages import Completion
-from pipeline.contract.rollout import AttemptState, RolloutState
+from pipeline.contract.rollout import AttemptState, RolloutState, RunState
 from pipeline.contract.run import RunConfig
 from pipeline.retry import RetryPolicy, Rollout, Transition, decide_after
 from pipeline.store.engine import READY_CHANNEL, WORK_CHANNEL, notify
 from pipeline.store.group_policy import (
     CutReport,
     cut_satisfied,
+    find_short_groups,
     lock_with_siblings,
     replace_failed,
 )
 from pipeline.store.groups import LockedGroup, add_to_counters, close_groups, lock_groups
 from pipeline.store.outcome_rows import AttemptOutcome, write_outcomes
-from pipeline.store.run_health import pause_failing_runs, pause_short_runs
+from pipeline.store.run_health import lock_judged_runs, pause_failing_runs, pause_short_runs
 
 
 @dataclass(slots=True)
@@ -89,18 +90,17 @@ def record_outcomes(connection: Connection, completions: Sequence[Completion]) -
         Counts; `unknown` holds completions of attempts that this store did not dispatch.
     """
     report = OutcomeReport()
-    rest = list(completions)
-    while rest:
-        # Two completions of one rollout are decided one after the other.
-        batch: dict[UUID, Completion] = {}
-        later: list[Completion] = []
-        for completion in rest:
-            if completion.rollout_id in batch:
-                later.append(completion)
-            else:
-                batch[completion.rollout_id] = completion
-        _record(connection, list(batch.values()), report)
-        rest = later
+    if not completions:
+        return report
+    configs = _configs(connection, {completion.run_id for completion in completions})
+    rounds = _rounds(completions)
+    if len(rounds) > 1:
+        # A later round must not take locks that come before those of an earlier one.
+        rows = _lock_rollouts(connection, completions, configs)
+        lock_groups(connection, [row.group_id for row in rows])
+        lock_judged_runs(connection, configs, configs, configs)
+    for batch in rounds:
+        _record(connection, batch, configs, report)
     if report.retried or report.accepted or report.failed or report.surplus:
         notify(connection, WORK_CHANNEL)
     if report.groups_ready or report.groups_dropped:
@@ -108,17 +108,40 @@ def record_outcomes(connection: Connection, completions: Sequence[Completion]) -
     return report
 
 
-def _record(connection: Connection, completions: list[Completion], report: OutcomeReport) -> None:
-    configs = _configs(connection, {completion.run_id for completion in completions})
+def _rounds(completions: Sequence[Completion]) -> list[list[Completion]]:
+    """Split completions: those of one rollout are decided one after the other."""
+    rounds: list[list[Completion]] = []
+    seen: Counter[UUID] = Counter()
+    for completion in completions:
+        number = seen[completion.rollout_id]
+        seen[completion.rollout_id] += 1
+        if number == len(rounds):
+            rounds.append([])
+        rounds[number].append(completion)
+    return rounds
+
+
+def _lock_rollouts(
+    connection: Connection, completions: Sequence[Completion], configs: Mapping[UUID, RunConfig]
+) -> Sequence[Any]:
+    ids = {completion.rollout_id for completion in completions}
     oversampled = [run_id for run_id, config in configs.items() if config.oversample]
     if oversampled:
-        ids = {completion.rollout_id for completion in completions}
         lock_with_siblings(connection, ids, oversampled)
+    return connection.execute(_LOCK, {"ids": list(ids)}).all()
+
+
+def _record(
+    connection: Connection,
+    completions: list[Completion],
+    configs: Mapping[UUID, RunConfig],
+    report: OutcomeReport,
+) -> None:
+    found = {row.rollout_id: row for row in _lock_rollouts(connection, completions, configs)}
     keys = {
         "ids": [completion.rollout_id for completion in completions],
         "nos": [completion.attempt_no for completion in completions],
     }
-    found = {row.rollout_id: row for row in connection.execute(_LOCK, keys)}
     attempts = {
         rollout_id: AttemptState(state)
         for rollout_id, state in connection.execute(_ATTEMPT_STATES, keys)
@@ -191,7 +214,12 @@ def _settle(
     cuts = CutReport()
     if any(config.oversample for config in configs.values()):
         cut_satisfied(connection, touched, cuts)
-    short = replace_failed(connection, touched, configs) if report.failed else []
+    short = find_short_groups(connection, touched, configs) if report.failed else []
+    states = lock_judged_runs(connection, {group.run_id for group in short}, ended, configs)
+    # A cancelled run gets no rollouts any more: nobody would cancel them.
+    short = [group for group in short if states.get(group.run_id) is not RunState.CANCELLED]
+    short = replace_failed(connection, short, configs)
+    ended = {run_id: counts for run_id, counts in ended.items() if run_id in states}
     ready, dropped = close_groups(connection, touched)
     report.groups_ready += ready
     report.groups_dropped += dropped

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, text
 from pipeline.contract.errors import InputError, NotAllowed
 from pipeline.contract.rollout import group_id_of, prompt_id_of, rollout_id_of
 from pipeline.store.engine import WORK_CHANNEL, notify
-from pipeline.store.runs import Run
+from pipeline.store.runs import Run, lock_run, refuse_cancelled
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +69,6 @@ WITH added AS (
 SELECT count(*) FROM added
 """)
 
-# Serialises the producers of one run: group numbers are assigned without gaps.
-_LOCK = text("SELECT next_group_no FROM runs WHERE run_id = :run_id FOR UPDATE")
-
 _ADVANCE = text("""
 UPDATE runs SET next_group_no = next_group_no + :added, sealed_at = NULL WHERE run_id = :run_id
 """)
@@ -97,12 +94,15 @@ def add_prompts(
 
     Raises:
         InputError: A row number occurs twice among the rows.
-        NotAllowed: The store has a row with another payload; nothing of the chunk is added.
+        NotAllowed: The run is cancelled, or the store has a row with another payload; nothing of
+            the chunk is added.
     """
     if not rows:
         return 0
     _require_distinct(source, rows)
-    next_group_no = connection.execute(_LOCK, {"run_id": run.run_id}).scalar_one()
+    # Serialises the producers of one run, whose group numbers have no gaps, with its cancellation.
+    refuse_cancelled(lock_run(connection, run))
+    next_group_no = count_prompts(connection, run)
     _stage(connection, run, source, rows)
     place = {
         "run_id": run.run_id,

@@ -13,6 +13,7 @@ from sqlalchemy import Connection, text
 from pipeline.contract.errors import NotAllowed
 from pipeline.contract.rollout import RunState, run_id_of
 from pipeline.store.engine import READY_CHANNEL, WORK_CHANNEL, notify
+from pipeline.store.run_counters import stop_folding
 from pipeline.store.runs import Run, lock_run, set_run_state
 from pipeline.store.status import run_state
 
@@ -32,13 +33,18 @@ SELECT (SELECT count(*) FROM rollouts
         ORDER BY lease_until DESC LIMIT 1) AS lease
 """)
 
-# Locks in the order of all writers: rollouts, then groups, both by id.
 _LOCK = text("""
 WITH picked AS MATERIALIZED (
     SELECT group_id FROM groups WHERE run_id = :run_id ORDER BY group_no LIMIT :most
 )
 SELECT rollout_id FROM rollouts JOIN picked USING (group_id) ORDER BY rollout_id
 FOR UPDATE OF rollouts
+""")
+
+_LOCK_GROUPS = text("""
+SELECT group_id FROM groups WHERE group_id = ANY(ARRAY(
+    SELECT group_id FROM groups WHERE run_id = :run_id ORDER BY group_no LIMIT :most
+)) ORDER BY group_id FOR UPDATE
 """)
 
 _DELETE_GROUPS = text("""
@@ -160,12 +166,14 @@ def remove_groups(
     """
     values = {"run_id": run.run_id, "most": most}
     connection.execute(_LOCK, values)
+    connection.execute(_LOCK_GROUPS, values)
     return _counts(connection.execute(_DELETE_GROUPS, values).one())
 
 
 def remove_rest(connection: Connection, run: Run) -> dict[str, int]:
     """Delete the remaining rows of a run without groups, and record the removal of its name."""
     values = {"run_id": run.run_id, "name_id": run_id_of(run.slug), "state": str(run.state)}
+    stop_folding(connection)
     deleted = _counts(connection.execute(_DELETE_RUN, values).one())
     notify(connection, READY_CHANNEL)
     return deleted

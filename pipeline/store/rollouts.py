@@ -6,6 +6,7 @@ Must not: publish.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -53,10 +54,13 @@ ORDER BY c.group_no, c.rollout_index
 # The deadline counts from the first dispatch: a group may wait in the queue for any time.
 _SET_DEADLINES = text("""
 WITH locked AS (
-    SELECT group_id FROM groups
-    WHERE group_id = ANY(:ids) AND deadline_at IS NULL ORDER BY group_id FOR UPDATE
+    SELECT g.group_id, given.deadline_s
+    FROM unnest(CAST(:ids AS uuid[]), CAST(:deadlines AS double precision[]))
+        AS given (id, deadline_s)
+    JOIN groups g ON g.group_id = given.id
+    WHERE g.deadline_at IS NULL ORDER BY g.group_id FOR UPDATE OF g
 )
-UPDATE groups g SET deadline_at = now() + make_interval(secs => :deadline_s)
+UPDATE groups g SET deadline_at = now() + make_interval(secs => locked.deadline_s)
 FROM locked WHERE g.group_id = locked.group_id
 """)
 
@@ -70,6 +74,8 @@ SELECT run_id, count(*) FROM rollouts WHERE state IN ('dispatched', 'running') G
 def claim(connection: Connection, run: Run, *, most: int, lease_s: float) -> list[ClaimedAttempt]:
     """Turn up to `most` queued rollouts into dispatched attempts, in order of their groups.
 
+    The caller calls `set_deadlines` after its last claim.
+
     Args:
         connection: An open transaction; publish only after it is committed.
         run: The run to claim from.
@@ -77,12 +83,27 @@ def claim(connection: Connection, run: Run, *, most: int, lease_s: float) -> lis
         lease_s: Seconds until an attempt that does not start counts as lost.
     """
     rows = connection.execute(_CLAIM, {"run_id": run.run_id, "most": most, "lease_s": lease_s})
-    claimed = [ClaimedAttempt(*row) for row in rows]
-    if claimed and run.config.group_deadline_s is not None:
-        groups = {attempt.group_id for attempt in claimed}
-        values = {"ids": list(groups), "deadline_s": run.config.group_deadline_s}
+    return [ClaimedAttempt(*row) for row in rows]
+
+
+def set_deadlines(
+    connection: Connection, claims: Iterable[tuple[Run, list[ClaimedAttempt]]]
+) -> None:
+    """Begin the deadlines of groups that were claimed from for the first time.
+
+    Args:
+        connection: The transaction of all the claims: groups of several runs are locked together.
+        claims: By run, what was claimed.
+    """
+    deadlines = {
+        attempt.group_id: run.config.group_deadline_s
+        for run, claimed in claims
+        for attempt in claimed
+        if run.config.group_deadline_s is not None
+    }
+    if deadlines:
+        values = {"ids": list(deadlines), "deadlines": list(deadlines.values())}
         connection.execute(_SET_DEADLINES, values)
-    return claimed
 
 
 def wait_to_claim(connection: Connection) -> None:

@@ -79,6 +79,8 @@ _COUNTERS = (
     ),
 )
 
+_WAIT_LOCK = text("SELECT pg_advisory_xact_lock(:key)")
+
 _TRY_LOCK = text("SELECT pg_try_advisory_xact_lock(:key)")
 
 # Only where most rows repeat a key: a run with many workers has many keys, and keeps their rows.
@@ -111,6 +113,11 @@ def fold_run_counters(connection: Connection) -> int:
     if not connection.execute(_TRY_LOCK, {"key": _FOLD_LOCK}).scalar_one():
         return 0
     return sum(connection.execute(text(_fold(c)), {"few": _FEW}).rowcount for c in _COUNTERS)
+
+
+def stop_folding(connection: Connection) -> None:
+    """Keep counters from being folded until the end of a transaction that deletes some."""
+    connection.execute(_WAIT_LOCK, {"key": _FOLD_LOCK})
 
 
 def _fold(counters: _Counters) -> str:

@@ -1,6 +1,6 @@
 """Runs with too many errors, or with a group that cannot be completed, are paused.
 
-Used by `outcomes.py` inside the ingest transaction, after rollouts and groups; `status.py` asks
+Used by `outcomes.py` inside the ingest transaction, after groups are locked; `status.py` asks
 whether a pause was for failures. Counts from when the run was last started, so that
 `rollout continue` gives it a new chance. Must not: cancel anything.
 """
@@ -8,11 +8,12 @@ whether a pause was for failures. Counts from when the run was last started, so 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from uuid import UUID
 
 from sqlalchemy import Connection, text
 
+from pipeline.contract.rollout import RunState
 from pipeline.contract.run import RunConfig
 from pipeline.store.group_policy import ShortGroup
 from pipeline.store.working_time import advance_clock
@@ -23,7 +24,15 @@ MIN_JUDGED = 20
 FIRST_SHARE = 0.05
 
 # A paused run keeps the counts that it was paused for. In a run without `max_error_rate`, counting
-# ends with the first success, so that the row of a healthy run is not updated with every batch.
+# ends with the first success, so that the row of a healthy run is not locked with every batch.
+_LOCK = text("""
+SELECT run_id, state FROM runs
+WHERE run_id = ANY(:short)
+   OR (run_id = ANY(:ended) AND state = 'active'
+       AND (run_id = ANY(:bounded) OR judged_finished = judged_failed))
+ORDER BY run_id FOR NO KEY UPDATE
+""")
+
 _JUDGE = text("""
 UPDATE runs SET judged_finished = judged_finished + :finished,
     judged_failed = judged_failed + :failed
@@ -66,12 +75,31 @@ def is_failing(config: RunConfig, *, finished: int, failed: int, prompts: int) -
     return failed == finished >= max(MIN_JUDGED, FIRST_SHARE * announced)
 
 
+def lock_judged_runs(
+    connection: Connection,
+    short: Iterable[UUID],
+    ended: Iterable[UUID],
+    configs: Mapping[UUID, RunConfig],
+) -> dict[UUID, RunState]:
+    """Lock the runs of short groups and those whose errors are counted; return their states.
+
+    Args:
+        connection: An open transaction that has taken its other locks.
+        short: Runs of groups that lack usable rollouts.
+        ended: Runs of which rollouts succeeded or failed.
+        configs: By run.
+    """
+    bounded = [run_id for run_id, config in configs.items() if config.max_error_rate is not None]
+    values = {"short": list(short), "ended": list(ended), "bounded": bounded}
+    return {row.run_id: RunState(row.state) for row in connection.execute(_LOCK, values)}
+
+
 def pause_failing_runs(
     connection: Connection,
     ended: Mapping[UUID, Counter[str]],
     configs: Mapping[UUID, RunConfig],
 ) -> list[str]:
-    """Count ended rollouts and pause the runs that fail too often.
+    """Count ended rollouts of locked runs and pause the runs that fail too often.
 
     Args:
         connection: An open transaction.

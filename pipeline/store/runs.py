@@ -38,7 +38,7 @@ WHERE state = 'active'
   AND EXISTS (SELECT FROM rollouts r WHERE r.run_id = runs.run_id AND r.state = 'queued')
 """)
 
-_LOCK = text("SELECT FROM runs WHERE run_id = :run_id FOR UPDATE")
+_LOCK = text("SELECT FROM runs WHERE run_id = :run_id FOR NO KEY UPDATE")
 
 _IDS = text("SELECT run_id FROM runs WHERE slug = ANY(:slugs)")
 
@@ -50,13 +50,6 @@ WHERE run_id IN (SELECT DISTINCT run_id FROM rollouts WHERE state IN ('dispatche
 _MOVE = text("""
 UPDATE runs SET config = config || :changed WHERE run_id = :run_id
 """).bindparams(bindparam("changed", type_=JSONB))
-
-_SHIFT_DEADLINES = text("""
-UPDATE groups SET deadline_at = deadline_at + (now() - stopped.at)
-FROM (SELECT at FROM events WHERE entity_id = :run_id AND entity = 'run'
-        AND from_state = 'active' ORDER BY seq DESC LIMIT 1) AS stopped
-WHERE run_id = :run_id AND state = 'open' AND deadline_at IS NOT NULL
-""")
 
 _SET_STATE = text("""
 WITH moved AS (
@@ -132,7 +125,7 @@ def get_run(connection: Connection, slug: str) -> Run:
 
 
 def lock_run(connection: Connection, run: Run) -> Run:
-    """Lock the row of a run and return it as it is now."""
+    """Lock the row of a run, the last lock of a transaction, and return it as it is now."""
     connection.execute(_LOCK, {"run_id": run.run_id})
     return get_run(connection, run.slug)
 
@@ -169,15 +162,25 @@ def set_run_state(
 ) -> None:
     """Set the state of a run and record the event.
 
-    When a run is started again, its error counts begin at zero, and the deadlines of its groups
-    move by the time it was stopped.
+    When a run is started again, its error counts begin at zero.
     """
     advance_clock(connection, run.run_id)
-    restarts = state is RunState.ACTIVE
-    if restarts:
-        connection.execute(_SHIFT_DEADLINES, {"run_id": run.run_id})
     values = {"run_id": run.run_id, "before": run.state, "state": state, "reason": reason}
-    connection.execute(_SET_STATE, values | {"restarts": restarts})
+    connection.execute(_SET_STATE, values | {"restarts": state is RunState.ACTIVE})
+
+
+def refuse_cancelled(run: Run) -> None:
+    """Check that a locked run is not cancelled.
+
+    Raises:
+        NotAllowed: It is.
+    """
+    if run.state is RunState.CANCELLED:
+        raise NotAllowed(
+            f"Run {run.slug} is cancelled.",
+            remedy="Choose another name with --run, or take it up again: "
+            f"rollout retry {run.slug} --cancelled",
+        )
 
 
 def _new_id(connection: Connection, slug: str) -> UUID:

@@ -40,10 +40,13 @@ WITH expired AS (
 ), ended AS (
     UPDATE train_batches b SET state = 'expired', reason = 'taken over by ' || :consumer
     FROM expired WHERE b.batch_id = expired.batch_id
+), locked AS (
+    SELECT group_id
+    FROM groups JOIN train_batch_groups USING (group_id) JOIN expired USING (batch_id)
+    WHERE state = 'leased' ORDER BY group_id FOR UPDATE OF groups
 ), freed AS (
-    UPDATE groups g SET state = 'ready'
-    FROM expired JOIN train_batch_groups m USING (batch_id)
-    WHERE g.group_id = m.group_id AND g.state = 'leased' RETURNING g.run_id, g.group_id
+    UPDATE groups g SET state = 'ready' FROM locked WHERE g.group_id = locked.group_id
+    RETURNING g.run_id, g.group_id
 )
 INSERT INTO events (run_id, entity, entity_id, from_state, to_state, reason)
 SELECT run_id, 'group', group_id, 'leased', 'ready', 'lease_expired' FROM freed
@@ -175,10 +178,12 @@ WITH done AS (
         checkpoint_uri = coalesce(:checkpoint_uri, checkpoint_uri)
     WHERE run_id = :run_id AND consumer = :consumer AND trainer_step <= :step AND state = 'leased'
     RETURNING batch_id
+), locked AS (
+    SELECT group_id FROM groups JOIN train_batch_groups USING (group_id) JOIN done USING (batch_id)
+    WHERE groups.state = 'leased' ORDER BY group_id FOR UPDATE OF groups
 ), consumed AS (
-    UPDATE groups g SET state = 'consumed'
-    FROM done JOIN train_batch_groups m USING (batch_id)
-    WHERE g.group_id = m.group_id AND g.state = 'leased' RETURNING g.run_id, g.group_id
+    UPDATE groups g SET state = 'consumed' FROM locked WHERE g.group_id = locked.group_id
+    RETURNING g.run_id, g.group_id
 ), noted AS (
     INSERT INTO events (run_id, entity, entity_id, from_state, to_state)
     SELECT run_id, 'group', group_id, 'leased', 'consumed' FROM consumed
@@ -222,9 +227,11 @@ WITH given_up AS (
 ), members AS (
     DELETE FROM train_batch_groups m USING given_up WHERE m.batch_id = given_up.batch_id
     RETURNING m.group_id
+), locked AS (
+    SELECT group_id FROM groups JOIN members USING (group_id)
+    WHERE state = 'leased' ORDER BY group_id FOR UPDATE OF groups
 ), freed AS (
-    UPDATE groups g SET state = 'ready'
-    FROM members WHERE g.group_id = members.group_id AND g.state = 'leased'
+    UPDATE groups g SET state = 'ready' FROM locked WHERE g.group_id = locked.group_id
     RETURNING g.run_id, g.group_id
 ), noted AS (
     INSERT INTO events (run_id, entity, entity_id, from_state, to_state, reason)

@@ -25,7 +25,7 @@ def call_in_vain(story: StoredRun) -> None:
     calls = EndpointCalls(base_url=URL, model="big", count=7, last_minute=7, failures=(failures,))
     activity = (RunActivity(run_id=story.run.run_id, endpoints=(calls,)),)
     beat = Heartbeat(worker_id="w1", sequence=1, capacity=3, activity=activity)
-    transact(story.engine, lambda c: keep_alive(c, beat, lease_s=60))
+    transact(story.engine, lambda c: keep_alive(c, [beat], lease_s=60))
 
 
 def shown_on_a_terminal(*arguments: str, **options: object) -> str:

@@ -140,7 +140,7 @@ def test_a_heartbeat_of_an_old_attempt_does_not_touch_its_successor(story):
 def test_heartbeats_of_unknown_attempts_are_harmless(story):
     attempt = story.claim_one()
     stranger = Heartbeat(worker_id="w", sequence=1)
-    assert transact(story.engine, lambda c: keep_alive(c, stranger, lease_s=60)) == []
+    assert transact(story.engine, lambda c: keep_alive(c, [stranger], lease_s=60)) == []
     assert story.attempt(attempt)["worker_id"] is None
 
 
@@ -271,7 +271,7 @@ def test_what_was_never_announced_is_blamed_only_for_a_worker_that_died_since(st
     attempt = story.claim_one()
     age(story, [attempt], dispatched_at=20)
     assert not silent(story, lease_s=60, empty_s_ago=10)[0].worker_died
-    transact(story.engine, lambda c: keep_alive(c, OF_ANOTHER, lease_s=60))
+    transact(story.engine, lambda c: keep_alive(c, [OF_ANOTHER], lease_s=60))
     assert not silent(story, lease_s=60, empty_s_ago=10)[0].worker_died
     seen(story, "w9", s_ago=15)
     assert silent(story, lease_s=60, empty_s_ago=10)[0].worker_died
@@ -349,7 +349,7 @@ def test_workers_are_listed_with_what_they_said(story):
     assert (process.queues, process.base_urls) == ((), ())
     takes = {"queues": ("rollouts", "gpu"), "base_urls": ("https://models.example/v1",)}
     beat = Heartbeat(worker_id="w7", sequence=2, capacity=10, **takes)
-    transact(story.engine, lambda c: keep_alive(c, beat, lease_s=30))
+    transact(story.engine, lambda c: keep_alive(c, [beat], lease_s=30))
     (process,) = transact(story.engine, list_processes)
     assert {"queues": process.queues, "base_urls": process.base_urls} == takes
     assert process.silent_s < 60

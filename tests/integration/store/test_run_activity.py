@@ -22,7 +22,7 @@ def beat(
     sent = Heartbeat(
         worker_id=worker_id, sequence=1, activity=activity, **({"capacity": 5} | fields)
     )
-    transact(story.engine, lambda c: keep_alive(c, sent, lease_s=60))
+    transact(story.engine, lambda c: keep_alive(c, [sent], lease_s=60))
 
 
 def doing(
