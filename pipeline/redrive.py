@@ -1,4 +1,4 @@
-"""Dead letters tried again: a rollout is queued, a completion is recorded as by the collector.
+"""Dead letters tried again: rollouts are queued, completions recorded, groups made ready.
 
 Used by `rollout dlq requeue`; the caller commits.
 """
@@ -11,6 +11,8 @@ from pipeline.contract.errors import MalformedMessage, NotAllowed
 from pipeline.contract.rollout import RolloutState
 from pipeline.queue.frames import decode_completions
 from pipeline.store.dead_letters import DeadLetter, get_dead_letter, mark_redriven
+from pipeline.store.dropped_groups import restore_group
+from pipeline.store.inspection import find_group
 from pipeline.store.operations import retry_rollouts
 from pipeline.store.outcomes import record_outcomes
 from pipeline.store.rescores import record_rescores
@@ -32,6 +34,8 @@ def redrive(connection: Connection, dead_letter_id: int) -> str:
             result = _retry_rollout(connection, letter)
         case "completion":
             result = _record_completion(connection, letter)
+        case "group":
+            result = _restore_group(connection, letter)
         case _:
             raise NotAllowed(
                 f"Dead letter {dead_letter_id} is a {letter.kind}: there is nothing to try again.",
@@ -54,6 +58,17 @@ def _retry_rollout(connection: Connection, letter: DeadLetter) -> str:
             remedy=f"Drop its letter: rollout dlq drop {letter.dead_letter_id}",
         )
     return "queued again"
+
+
+def _restore_group(connection: Connection, letter: DeadLetter) -> str:
+    assert letter.label is not None
+    if not restore_group(connection, find_group(connection, letter.label)):
+        raise NotAllowed(
+            f"Group {letter.label} is not made ready again.",
+            why="It is no longer dropped, or for another reason.",
+            remedy=f"Drop its letter: rollout dlq drop {letter.dead_letter_id}",
+        )
+    return "ready again"
 
 
 def _record_completion(connection: Connection, letter: DeadLetter) -> str:

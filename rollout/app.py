@@ -54,6 +54,7 @@ COMMANDS: Final = {
     "Trainer": {
         "pull": ("batches:pull", "Lease the batch of a trainer step."),
         "commit": ("batches:commit", "Consume the batches of all steps up to this one."),
+        "drop": ("drop:drop", "Keep a complete group from the trainers."),
         "export": ("batches:export", "Write a run's rollouts to a file, one per line."),
     },
     "Services": {

@@ -54,6 +54,8 @@ class DropReason(StrEnum):
     FAILED = "failed"
     DEADLINE = "deadline"
     CANCELLED = "cancelled"
+    UNREADABLE = "unreadable"  #: a trajectory is gone or damaged
+    OPERATOR = "operator"
 
 
 class RolloutState(StrEnum):
@@ -117,7 +119,7 @@ GROUP_TRANSITIONS: Mapping[GroupState, frozenset[GroupState]] = MappingProxyType
     {
         _G.OPEN: frozenset({_G.READY, _G.DROPPED}),
         _G.READY: frozenset({_G.LEASED, _G.DROPPED, _G.OPEN}),
-        _G.LEASED: frozenset({_G.CONSUMED, _G.READY}),
+        _G.LEASED: frozenset({_G.CONSUMED, _G.READY, _G.DROPPED}),
         _G.DROPPED: frozenset({_G.OPEN}),
         _G.CONSUMED: frozenset(),
     }
@@ -186,7 +188,12 @@ LABEL_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,127}$"
 
 def label_of(run: str, group_no: int, rollout_index: int, attempt_no: int) -> str:
     """Return the readable name of an attempt, which is also its Celery task id."""
-    return f"{run}-g{group_no:06d}-r{rollout_index}-a{attempt_no}"
+    return f"{group_label_of(run, group_no)}-r{rollout_index}-a{attempt_no}"
+
+
+def group_label_of(run: str, group_no: int) -> str:
+    """Return the readable name of a group."""
+    return f"{run}-g{group_no:06d}"
 
 
 def _uuid5(namespace: bytes, name: bytes) -> UUID:

@@ -27,7 +27,7 @@ MAX_KEPT_BYTES = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A message or a rollout that could not be handled; `body` is None for a rollout."""
+    """A message, rollout or group that could not be handled; `body` is only of a message."""
 
     dead_letter_id: int
     kind: str
@@ -104,7 +104,7 @@ def list_dead_letters(
 
     Args:
         connection: An open transaction.
-        kind: `rollout`, `completion` or `heartbeat`; None: all.
+        kind: `rollout`, `group`, `completion` or `heartbeat`; None: all.
         run_id: Of one run only.
         redriven: Also those that were requeued already.
         limit: At most so many.

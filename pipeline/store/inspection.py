@@ -13,7 +13,7 @@ from uuid import UUID
 from sqlalchemy import Connection, TextClause, text
 
 from pipeline.contract.errors import NotFound
-from pipeline.contract.rollout import label_of
+from pipeline.contract.rollout import group_label_of, label_of
 from pipeline.store.engine import BINARY
 from pipeline.store.runs import Run, get_run
 
@@ -140,7 +140,7 @@ def read_group(connection: Connection, group_id: UUID) -> dict[str, Any]:
     rollouts = connection.execute(_GROUP_ROLLOUTS, {"group_id": group_id}).all()
     return {
         "group_id": str(row.group_id),
-        "label": f"{row.slug}-g{row.group_no:06d}",
+        "label": group_label_of(row.slug, row.group_no),
         "run": row.slug,
         "state": row.state,
         "drop_reason": row.drop_reason,

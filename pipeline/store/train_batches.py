@@ -21,14 +21,16 @@ E_TAKEN_OVER = "E133"
 
 
 class LeasedBatch(NamedTuple):
-    """A batch leased to the consumer; `replayed` if it was leased before this call."""
+    """A batch leased to the consumer."""
 
     batch_id: UUID
-    replayed: bool
+    manifest: str  #: digest of its groups in their order
+    replayed: bool  #: leased before this call
+    handed_out: bool  #: the trainer may have it already
 
 
 _FIND = text("""
-SELECT state FROM train_batches
+SELECT state, manifest_digest, handed_out_at IS NOT NULL AS handed_out FROM train_batches
 WHERE run_id = :run_id AND consumer = :consumer AND trainer_step = :step FOR UPDATE
 """)
 
@@ -82,7 +84,8 @@ WITH known AS (
            now() + make_interval(secs => :lease_s), left(digest, 16)
     FROM manifest WHERE n >= :least
     ON CONFLICT (run_id, consumer, trainer_step) DO UPDATE SET state = 'leased', reason = NULL,
-        leased_at = now(), lease_until = excluded.lease_until, policy_version = :policy_version,
+        leased_at = now(), lease_until = excluded.lease_until, handed_out_at = NULL,
+        policy_version = :policy_version,
         manifest_digest = excluded.manifest_digest
     WHERE train_batches.state = 'abandoned'
     RETURNING batch_id
@@ -99,7 +102,7 @@ WITH known AS (
     SELECT run_id, 'group', group_id, 'ready', 'leased' FROM leased
 )
 SELECT (SELECT state FROM known) AS before, n >= :least AS is_enough,
-       EXISTS (SELECT FROM batch) AS is_leased FROM manifest
+       EXISTS (SELECT FROM batch) AS is_leased, left(digest, 16) AS manifest FROM manifest
 """)
 
 _RENEW = text("""
@@ -146,16 +149,15 @@ def lease_batch(
         least = 1 if connection.execute(_IS_FINISHED, values).scalar_one() else spec.groups
         found = connection.execute(_LEASE, values | {"least": least}).one()
     if found.is_leased:
-        return LeasedBatch(values["batch_id"], replayed=False)
+        return LeasedBatch(values["batch_id"], found.manifest, replayed=False, handed_out=False)
     if found.before in (None, "abandoned") and not found.is_enough:
         return None
     # Two processes of one consumer may pull the same step: both get the batch that one leased.
-    state = connection.execute(_FIND, values).scalar_one()
-    return _replay(connection, values, state, run)
+    return _replay(connection, values, connection.execute(_FIND, values).one(), run)
 
 
-def _replay(connection: Connection, values: dict[str, Any], state: str, run: Run) -> LeasedBatch:
-    if state == "expired":
+def _replay(connection: Connection, values: dict[str, Any], found: Any, run: Run) -> LeasedBatch:
+    if found.state == "expired":
         raise NotAllowed(
             f"Step {values['step']} of consumer {values['consumer']} in run {run.slug} is no"
             " longer its own.",
@@ -164,7 +166,28 @@ def _replay(connection: Connection, values: dict[str, Any], state: str, run: Run
             code=E_TAKEN_OVER,
         )
     connection.execute(_RENEW, values)
-    return LeasedBatch(values["batch_id"], replayed=True)
+    return LeasedBatch(
+        values["batch_id"],
+        found.manifest_digest,
+        replayed=True,
+        handed_out=found.handed_out,
+    )
+
+
+_HAND_OUT = text("""
+UPDATE train_batches SET handed_out_at = coalesce(handed_out_at, now())
+WHERE batch_id = :batch_id AND state = 'leased' AND manifest_digest = :manifest
+""")
+
+
+def hand_out_batch(connection: Connection, batch: LeasedBatch) -> bool:
+    """Fix the groups of a batch before a trainer gets it; return whether they are still the same.
+
+    Several processes of one consumer may pull a step at the same time: from now on all get these
+    groups.
+    """
+    values = {"batch_id": batch.batch_id, "manifest": batch.manifest}
+    return connection.execute(_HAND_OUT, values).rowcount == 1
 
 
 _LOST_STEP = text("""

@@ -1,6 +1,6 @@
 """The trainer's client: pull, commit, abandon and replay complete groups.
 
-Used in the trainer process, by adapters and the command line. Each call is one short transaction.
+Used in the trainer process, by adapters and the command line. Transactions are short.
 Every wait has a timeout, and its error gives the reason. Must not: need the broker.
 """
 
@@ -9,9 +9,8 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Iterator
-from uuid import UUID
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Engine
 
 from pipeline.contract.errors import InputError, ServiceUnavailable
 from pipeline.contract.names import check_name
@@ -22,8 +21,6 @@ from pipeline.contract.train_batch import (
     PipelineStats,
     ResumeInfo,
     TrainBatch,
-    TrainGroup,
-    TrainRollout,
 )
 from pipeline.embedded import EmbeddedServices
 from pipeline.queue.payloads import PayloadStore, open_payloads
@@ -31,16 +28,14 @@ from pipeline.settings import Settings, load_settings
 from pipeline.store.engine import READY_CHANNEL, Listener, open_engine, transact
 from pipeline.store.runs import Run, get_run
 from pipeline.store.schema import require_current
-from pipeline.store.status import run_state, run_stats
-from pipeline.store.train_batch_rows import BatchGroup, BatchRollout, read_batch
+from pipeline.store.status import run_stats
 from pipeline.store.train_batches import (
     abandon_batch,
     commit_batches,
     forget_lost_batches,
-    lease_batch,
     list_steps,
 )
-from pipeline.trainer.bodies import read_body
+from pipeline.trainer.batches import ConsumerBatches
 
 #: Longer than most trainer steps. An expired lease ends only if another consumer needs the groups.
 LEASE_S = 3600.0
@@ -77,9 +72,10 @@ class TrainerClient:
             raise InputError(str(error)) from error
         self._engine = engine
         self._consumer = consumer
-        self._payloads = payloads
-        self._lease_s = lease_s
         self._run: Run = transact(engine, lambda connection: get_run(connection, run))
+        self._batches = ConsumerBatches(
+            engine, self._run, consumer=consumer, payloads=payloads, lease_s=lease_s
+        )
         # Connects at the first wait and stays connected: connecting costs more than a pull.
         self._listener = Listener(engine, READY_CHANNEL)
         weakref.finalize(self, self._listener.close)
@@ -121,23 +117,17 @@ class TrainerClient:
             NotReady: Too few groups are ready; `error.stats` says why, `error.drained` whether
                 waiting longer is of no use.
             NotAllowed: Another consumer took over this step's groups.
+            UnreadableBody: The step was pulled before, and a trajectory of it is gone or damaged.
+                In a step that is pulled for the first time, other groups take the place of such a
+                group, which is dropped.
+            ServiceUnavailable: The payload store does not answer; nothing is dropped.
         """
         spec = spec or BatchSpec()
         deadline = time.monotonic() + (timeout_s or 0.0)
         while True:
-            pulled = transact(
-                self._engine,
-                lambda connection: self._lease(connection, step, spec, policy_version),
-            )
-            if not isinstance(pulled, RunState):
-                replayed, groups, rollouts = pulled
-                return TrainBatch(
-                    self._run.slug,
-                    self._consumer,
-                    step,
-                    self._groups(groups, rollouts),
-                    replayed,
-                )
+            pulled = self._batches.take(step, spec, policy_version=policy_version)
+            if isinstance(pulled, TrainBatch):
+                return pulled
             left = deadline - time.monotonic()
             # The figures are costly in a large run, so they are not read at each wake-up.
             if left <= 0 or pulled in (RunState.FINISHED, RunState.CANCELLED):
@@ -243,55 +233,6 @@ class TrainerClient:
         return transact(
             self._engine,
             lambda connection: list_steps(connection, self._run, consumer=self._consumer),
-        )
-
-    def _lease(
-        self, connection: Connection, step: int, spec: BatchSpec, policy_version: int | None
-    ) -> tuple[bool, list[BatchGroup], list[BatchRollout]] | RunState:
-        """Lease and read a batch, or return the run's state while there is too little."""
-        leased = lease_batch(
-            connection,
-            self._run,
-            consumer=self._consumer,
-            step=step,
-            spec=spec,
-            policy_version=policy_version,
-            lease_s=self._lease_s,
-        )
-        if leased is None:
-            return run_state(connection, self._run)
-        return leased.replayed, *read_batch(connection, leased.batch_id)
-
-    def _groups(
-        self, groups: list[BatchGroup], rollouts: list[BatchRollout]
-    ) -> tuple[TrainGroup, ...]:
-        members: dict[UUID, list[TrainRollout]] = {}
-        for row in rollouts:
-            members.setdefault(row.group_id, []).append(self._rollout(row))
-        return tuple(
-            TrainGroup(
-                group_id=row.group_id,
-                group_no=row.group_no,
-                n_target=row.n_target,
-                prompt=row.payload,
-                rollouts=tuple(members.get(row.group_id, ())),
-                reward_mean=row.reward_mean,
-                reward_std=row.reward_std,
-            )
-            for row in groups
-        )
-
-    def _rollout(self, row: BatchRollout) -> TrainRollout:
-        return TrainRollout(
-            rollout_id=row.rollout_id,
-            rollout_index=row.rollout_index,
-            reward=row.reward,
-            stop_reason=row.stop_reason,
-            attempt_no=row.attempt_no,
-            body=read_body(row, self._payloads) or b"",
-            codec=row.codec or "zstd+json",
-            version_min=row.version_min,
-            version_max=row.version_max,
         )
 
 

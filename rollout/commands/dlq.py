@@ -37,7 +37,7 @@ Every = Annotated[
 def list_(
     ctx: typer.Context,
     kind: Annotated[
-        str | None, typer.Option(help="rollout, completion, heartbeat or request.")
+        str | None, typer.Option(help="rollout, group, completion, heartbeat or request.")
     ] = None,
     run: Annotated[str | None, typer.Option(help="Only dead letters of this run.")] = None,
     redriven: Annotated[
@@ -107,7 +107,8 @@ def requeue(
 ) -> None:
     """Process dead letters again.
 
-    Rollouts get a new budget of attempts; completions are processed like newly received ones.
+    Rollouts get a new budget of attempts. Completions are processed like newly received ones.
+    Groups that were dropped become ready again.
     """
     results: list[dict[str, Any]] = []
     with opened(ctx) as deployment:

@@ -34,7 +34,7 @@ HEAVY = (
 )
 
 
-GROUPS = [(), ("show",), ("limits",), ("dlq",), ("db",), ("config",)]
+GROUPS = [(), ("show",), ("drop",), ("limits",), ("dlq",), ("db",), ("config",)]
 
 
 def shown_in_a_terminal(folder: Path, *arguments: str) -> str:

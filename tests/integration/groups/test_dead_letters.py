@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +18,6 @@ from pipeline.contract.errors import ErrorClass, StoreUnavailable
 from pipeline.contract.messages import Completion, Heartbeat, RewardPart
 from pipeline.queue.completions import Delivery
 from pipeline.queue.frames import decode_completions, encode_completions
-from rollout.app import run_command
 
 Cli = Callable[..., Any]
 
@@ -74,19 +72,6 @@ def collect(make_collector: Any) -> Callable[..., DeliveredOnce]:
         return consumer
 
     return take_in
-
-
-@pytest.fixture
-def cli(database_url: str, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Cli:
-    """Call the command line on the test's database; returns its document."""
-    monkeypatch.setenv("ROLLOUT_DATABASE__URL", database_url)
-
-    def call(*arguments: str, code: int = 0) -> Any:
-        capsys.readouterr()
-        assert run_command([*arguments, "--json"]) == code, capsys.readouterr().err
-        return json.loads(capsys.readouterr().out)
-
-    return call
 
 
 def letters(cli: Cli, *options: str) -> list[dict[str, Any]]:

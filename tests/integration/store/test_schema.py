@@ -19,9 +19,17 @@ from sqlalchemy import Engine, text
 from sqlalchemy.dialects import postgresql
 
 from pipeline import store
-from pipeline.contract.errors import ConfigError, SchemaOutdated, StoreRejected, StoreUnavailable
+from pipeline.contract.errors import (
+    ConfigError,
+    SchemaOutdated,
+    StoreRejected,
+    StoreUnavailable,
+    UnreadableBody,
+)
 from pipeline.contract.run import RunOrigin
 from pipeline.contract.train_batch import BatchSpec
+from pipeline.queue.claim_checks import check_out
+from pipeline.queue.payloads import FolderPayloads
 from pipeline.store.accounting import check_accounting
 from pipeline.store.engine import open_engine, transact
 from pipeline.store.processes import list_processes
@@ -139,6 +147,24 @@ def test_trajectories_of_the_schema_before_are_kept_and_new_ones_get_a_digest(en
     assert stored == [{"body_digest": completion.body_digest}]
     trainer = TrainerClient(engine, run=story.run.slug)
     assert all(r.messages for r in trainer.pull(0, BatchSpec(groups=2)).rollouts())
+    trainer.close()
+
+
+def test_a_batch_leased_under_the_schema_before_does_not_change(engine, tmp_path):
+    """A trainer may have it, so an unreadable trajectory is an error and drops no group."""
+    story = StoredRun(engine, prompts=2, n=1, n_min=1)
+    payloads = FolderPayloads(tmp_path)
+    story.record(*(check_out(story.succeeded(a), payloads) for a in story.claim()))
+    trainer = TrainerClient(engine, run=story.run.slug, payloads=payloads)
+    leased = trainer.pull(0, BatchSpec(groups=1, min_group_size=1)).groups
+    downgrade(engine, "0008")
+    assert upgrade(engine) == head()
+    assert trainer.pull(0).groups == leased
+    first, _ = sorted(tmp_path.rglob("*.frame"), key=lambda path: "-g000000-" not in path.name)
+    first.unlink()
+    with pytest.raises(UnreadableBody):
+        trainer.pull(0)
+    assert [group["state"] for group in story.groups()] == ["leased", "ready"]
     trainer.close()
 
 

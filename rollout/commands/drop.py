@@ -1,0 +1,53 @@
+"""`rollout drop`: keep a complete group from the trainers."""
+
+from __future__ import annotations
+
+import typer
+
+from pipeline.store.dropped_groups import drop_group, find_place
+from pipeline.store.inspection import find_group, read_group
+from rollout.commands.show import GroupName
+from rollout.deployment import opened
+from rollout.options import DryRun, Json, Yes
+from rollout.output import confirm, print_answer
+
+drop = typer.Typer(help="Keep a complete group from the trainers.", no_args_is_help=True)
+
+
+@drop.callback()
+def _group() -> None:
+    """Keep a complete group from the trainers."""
+
+
+@drop.command("group")
+def drop_one(
+    ctx: typer.Context,
+    group: GroupName,
+    yes: Yes = False,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> None:
+    """Drop a complete group for good, ready or leased.
+
+    This is for groups that no trainer shall get, such as one with a damaged trajectory. A leased
+    group leaves its batch; a trainer that has pulled it already still trains on it.
+    """
+    with opened(ctx) as deployment:
+        group_id = deployment.transact(lambda connection: find_group(connection, group))
+        place = deployment.transact(lambda connection: find_place(connection, group_id))
+        label = deployment.transact(lambda connection: read_group(connection, group_id))["label"]
+        holder = f", leased to step {place.step} of {place.consumer}" if place.consumer else ""
+        if not dry_run:
+            confirm(f"Drop group {label} ({place.state}{holder})?", yes=yes)
+            deployment.transact(lambda connection: drop_group(connection, group_id))
+    print_answer(
+        {
+            "group": label,
+            "before": place.state,
+            "consumer": place.consumer,
+            "step": place.step,
+            "dry_run": dry_run,
+        },
+        f"Group {label} ({place.state}{holder}) {'would be' if dry_run else 'is'} dropped.",
+        as_json=as_json,
+    )
