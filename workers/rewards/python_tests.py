@@ -4,7 +4,8 @@ The registry imports this module on first use. Rows have `prompt` (the function'
 `entry_point` and `test` (which defines `check(candidate)`). Inside the sandbox the candidate runs
 in one process and the tests in another (`test_runner.py`). The candidate gets arguments and returns
 plain data. So patched builtins, objects equal to everything, frame tricks, early exits and printed
-verdicts do not change the verdict. Must not give 0.0 for a failure of our own.
+verdicts do not change the verdict. The tests use the prompt's own helpers, also if the candidate
+defines them again. Must not give 0.0 for a failure of our own.
 
 Not covered: a candidate that recognises the tests' arguments and returns the expected results;
 tests that look into the candidate (source, signature, coroutines, arrays); and a candidate that
@@ -17,6 +18,7 @@ import asyncio
 import functools
 import json
 import os
+import re
 import secrets
 import sys
 import sysconfig
@@ -52,7 +54,8 @@ async def python_tests(
     """Return 1.0 when the candidate passes, 0.0 when it fails, crashes, exits or runs out of time.
 
     Args:
-        response: The answer; its last fenced code block, or all of it, is the candidate.
+        response: The answer. The candidate is its last fenced block that defines the entry point,
+            else its last block, else all of it.
         prompt: The row, with `prompt`, `entry_point` and `test`.
         timeout_s: CPU seconds of the candidate. The limit in real time is twice that, because other
             processes use the CPU too.
@@ -68,7 +71,7 @@ async def python_tests(
         "prompt": _field(prompt, "prompt" if "prompt" in prompt else "content"),
         "test": _field(prompt, "test"),
         "entry_point": _field(prompt, "entry_point"),
-        "candidate": last_code_block(response),
+        "candidate": candidate_in(response, _field(prompt, "entry_point")),
         "token": secrets.token_hex(16),
         "python": list(sys.version_info[:2]),
         "path": _package_folders(),
@@ -86,24 +89,34 @@ async def python_tests(
     return _read_verdict(result, job["token"])
 
 
-def last_code_block(text: str) -> str:
-    """Return the content of the last fenced block, or the whole text when there is none.
+def candidate_in(answer: str, entry_point: str) -> str:
+    """Return the last fenced block that defines the entry point.
 
-    A block without a closing fence, as in an incomplete answer, reaches to the end.
+    Later blocks show its use or its output. Without such a block the last block continues the
+    prompt; without any block the whole answer does.
     """
-    block: list[str] | None = None
-    last: list[str] | None = None
+    blocks = _code_blocks(answer)
+    name = re.escape(entry_point.split(".")[0].split("(")[0])
+    defines = re.compile(
+        rf"^[ \t]*(?:(?:async\s+)?def|class)\s+{name}\b|^{name}\s*[:=][^=]", re.MULTILINE
+    )
+    return next(filter(defines.search, reversed(blocks)), blocks[-1] if blocks else answer)
+
+
+def _code_blocks(text: str) -> list[str]:
+    """Return the contents of the fenced blocks; one that is never closed reaches to the end."""
+    blocks: list[list[str]] = []
     fence = ""
     for line in text.splitlines():
         mark = line.strip()
-        if block is None and mark.startswith(_FENCES):
+        if not fence and mark.startswith(_FENCES):
             fence = mark[: len(mark) - len(mark.lstrip(mark[0]))]
-            block = last = []
-        elif block is not None and mark.startswith(fence) and not mark.strip(fence[0]):
-            block = None
-        elif block is not None:
-            block.append(line)
-    return text if last is None else "\n".join(last) + "\n"
+            blocks.append([])
+        elif fence and mark.startswith(fence) and not mark.strip(fence[0]):
+            fence = ""
+        elif fence:
+            blocks[-1].append(line)
+    return ["\n".join(block) + "\n" for block in blocks]
 
 
 def _read_verdict(result: CommandResult, token: str) -> float:

@@ -15,7 +15,7 @@ from honest_candidates import HONEST, TREE
 
 from pipeline.contract.errors import SandboxError
 from workers.rewards import python_tests as reward_module
-from workers.rewards.python_tests import last_code_block, python_tests
+from workers.rewards.python_tests import candidate_in, python_tests
 from workers.rewards.registry import score
 from workers.sandbox import kinds
 from workers.sandbox.base import SandboxFailure
@@ -222,4 +222,32 @@ async def test_150_candidates_in_parallel_leave_no_process_file_or_descriptor(
     ],
 )
 def test_last_fenced_block_is_the_candidate(text: str, code: str) -> None:
-    assert last_code_block(text) == code
+    assert candidate_in(text, "f") == code
+
+
+USAGE = "```python\nprint(largest([1, 2]))\n```"
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        f"You use it like this:\n{USAGE}",
+        "It prints:\n```\n3\n```",
+        f"{USAGE}\nwhich prints\n```text\n2\n```\n",
+        "```python\nassert largest([1]) == 1\n```",
+        "```bash\npython largest.py\n```",
+        "```python\nlargest == max\n```",
+    ],
+)
+async def test_blocks_after_the_function_do_not_replace_it(after: str) -> None:
+    assert await python_tests(f"```python\n{WHOLE}```\n{after}", ROW) == 1.0
+
+
+@pytest.mark.parametrize(
+    "definition",
+    ["def f(x):\n    return 1\n", "async def f(x): ...\n", "class f:\n    pass\n", "f = int\n",
+     "    def f(self): ...\n"],
+)  # fmt: skip
+def test_the_last_definition_is_the_candidate(definition: str) -> None:
+    first = "```\ndef f(x): return 0\n```\n"
+    assert candidate_in(f"{first}```\n{definition}```\n```\nf(1)\n```", "f") == definition
