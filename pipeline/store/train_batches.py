@@ -190,9 +190,12 @@ def hand_out_batch(connection: Connection, batch: LeasedBatch) -> bool:
     return connection.execute(_HAND_OUT, values).rowcount == 1
 
 
-_LOST_STEP = text("""
-SELECT trainer_step FROM train_batches WHERE run_id = :run_id AND consumer = :consumer
-  AND trainer_step <= :step AND state = 'expired' ORDER BY trainer_step LIMIT 1
+# Keep this a separate statement: a take-over that it waits for is seen by `_COMMIT` only then.
+_LOCK_STEPS = text("""
+SELECT trainer_step, state FROM train_batches
+WHERE run_id = :run_id AND consumer = :consumer AND trainer_step <= :step
+  AND state IN ('leased', 'expired')
+ORDER BY batch_id FOR UPDATE
 """)
 
 _COMMIT = text("""
@@ -211,7 +214,8 @@ WITH done AS (
     INSERT INTO events (run_id, entity, entity_id, from_state, to_state)
     SELECT run_id, 'group', group_id, 'leased', 'consumed' FROM consumed
 )
-SELECT count(*) FROM consumed
+SELECT (SELECT count(*) FROM consumed) AS consumed,
+       (SELECT count(*) FROM train_batch_groups JOIN done USING (batch_id)) AS leased
 """)
 
 
@@ -228,18 +232,36 @@ def commit_batches(
     Doing it again changes nothing.
 
     Raises:
-        NotAllowed: One of the steps was taken over by another consumer.
+        NotAllowed: One of the steps was taken over by another consumer, or its groups are no longer
+            leased. The caller's transaction must not be committed.
     """
     key = {"run_id": run.run_id, "consumer": consumer, "step": upto_step}
-    lost = connection.execute(_LOST_STEP, key).scalar_one_or_none()
-    if lost is not None:
-        raise NotAllowed(
-            f"Step {lost} of consumer {consumer} cannot be committed.",
-            why="Its lease ran out and another consumer took its groups: they would count twice.",
-            remedy="Go back to the checkpoint before that step.",
-            code=E_TAKEN_OVER,
+    # Locked first, so that no other consumer takes the groups over in the middle of the commit.
+    steps = connection.execute(_LOCK_STEPS, key).all()
+    lost = [row.trainer_step for row in steps if row.state == "expired"]
+    if lost:
+        raise _not_committed(
+            min(lost),
+            consumer,
+            "Its lease ran out and another consumer took its groups: they would count twice.",
         )
-    return connection.execute(_COMMIT, key | {"checkpoint_uri": checkpoint_uri}).scalar_one()
+    done = connection.execute(_COMMIT, key | {"checkpoint_uri": checkpoint_uri}).one()
+    if done.consumed != done.leased:
+        raise _not_committed(
+            upto_step,
+            consumer,
+            f"Only {done.consumed} of its {done.leased} groups are still leased to it.",
+        )
+    return done.consumed
+
+
+def _not_committed(step: int, consumer: str, why: str) -> NotAllowed:
+    return NotAllowed(
+        f"Step {step} of consumer {consumer} cannot be committed.",
+        why=why,
+        remedy="Go back to the checkpoint before that step.",
+        code=E_TAKEN_OVER,
+    )
 
 
 _ABANDON = text("""

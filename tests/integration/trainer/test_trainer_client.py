@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from fixtures.stored_run import StoredRun
-from sqlalchemy import Engine
+from fixtures.waiting import wait_until
+from sqlalchemy import Engine, text
 
 from pipeline.contract.errors import NotAllowed
 from pipeline.contract.train_batch import BatchSpec, NotReady, TrainBatch
 from pipeline.store.accounting import check_accounting
+from pipeline.store.engine import transact
+from pipeline.store.train_batches import lease_batch
 from pipeline.trainer.client import TrainerClient
 
 TWO = BatchSpec(groups=2)
@@ -106,6 +110,43 @@ def test_groups_that_another_consumer_took_over_are_trained_once(connect, story)
             lost()
         assert refused.value.code == "E133"
     assert other.commit(0) == 6
+
+
+def test_a_commit_during_a_take_over_waits_for_it_and_is_refused(connect, story):
+    idle = connect("a", lease_s=AT_ONCE)
+    idle.pull(0, TWO)
+    with ThreadPoolExecutor(1) as pool, story.engine.connect() as taking:
+        lease_batch(
+            taking,
+            story.run,
+            consumer="b",
+            step=0,
+            spec=BatchSpec(groups=6),
+            policy_version=None,
+            lease_s=60,
+        )
+        commit = pool.submit(idle.commit, 0)
+        waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND pid IN (SELECT pid FROM"
+        waiting += " pg_stat_activity WHERE datname = current_database())"
+        wait_until(lambda: story.rows(waiting) == [{"count": 1}])
+        assert not commit.done()
+        taking.commit()
+        with pytest.raises(NotAllowed, match="cannot be committed"):
+            commit.result(30)
+    assert connect("b").commit(0) == 6
+
+
+def test_a_commit_that_does_not_consume_what_was_leased_is_undone(connect, story):
+    trainer = connect()
+    trainer.pull(0, TWO)
+    change = "UPDATE groups SET state = :state WHERE group_no = 1"
+    transact(story.engine, lambda c: c.execute(text(change), {"state": "ready"}))
+    with pytest.raises(NotAllowed, match="1 of its 2 groups") as refused:
+        trainer.commit(0)
+    assert refused.value.code == "E133"
+    assert states(story).startswith("leased ready")
+    transact(story.engine, lambda c: c.execute(text(change), {"state": "leased"}))
+    assert trainer.commit(0) == 2
 
 
 def test_who_lost_a_step_goes_on_with_other_groups_after_resuming(connect, story):
