@@ -7,7 +7,8 @@ lost rollouts. Must not: decide outcomes.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 
 from sqlalchemy import Connection, Engine
 
@@ -28,6 +29,7 @@ from pipeline.store.rollouts import (
     ClaimedAttempt,
     claim,
     count_in_flight,
+    renew_unstarted,
     set_deadlines,
     wait_to_claim,
 )
@@ -36,10 +38,12 @@ from pipeline.store.runs import Run, active_runs, ids_of
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Batch:
     queue: str
     requests: list[RolloutRequest]
+    claimed_at: float = field(default_factory=time.monotonic)
+    is_tried: bool = False
 
 
 class Dispatcher:
@@ -51,9 +55,12 @@ class Dispatcher:
         self._engine = engine
         self._publisher = publisher
         self._settings = settings.dispatch
-        # A worker discards an unstarted request at `expires`. The lease of its attempt ends only
-        # after that, so that no stale copy can run beside its successor.
+        # SQS drops a request that is older than `request_expires_s`. The lease of its attempt ends
+        # only after that, so that no stale copy can run beside its successor. On the other brokers
+        # an unstarted attempt is lost only when its request has left the queue.
         self._unstarted_lease_s = settings.dispatch.request_expires_s + settings.lease.lease_s
+        #: A request that waited for the broker for longer than this is renewed before it is sent.
+        self._renewed_after_s = settings.lease.grace_s / 2
         self._listener = Listener(engine, WORK_CHANNEL)
         self._unpublished: list[_Batch] = []
         self._woken = True
@@ -86,10 +93,23 @@ class Dispatcher:
     def _publish(self) -> None:
         while self._unpublished:
             batch = self._unpublished[0]
+            if batch.is_tried or time.monotonic() - batch.claimed_at > self._renewed_after_s:
+                self._renew(batch)
+            batch.is_tried = True
             too_large = self._publisher.publish(batch.requests, queue=batch.queue)
             self._unpublished.pop(0)
             if too_large:
                 self._fail(too_large)
+
+    def _renew(self, batch: _Batch) -> None:
+        """Begin the unstarted leases anew; drop requests of attempts that started or ended."""
+        keys = [request.key for request in batch.requests]
+        unstarted = transact(
+            self._engine,
+            lambda connection: renew_unstarted(connection, keys, lease_s=self._unstarted_lease_s),
+        )
+        batch.requests = [request for request in batch.requests if request.key in unstarted]
+        batch.claimed_at = time.monotonic()
 
     def _fail(self, too_large: list[RolloutRequest]) -> None:
         """Fail rollouts whose request is too large: published again, it would delay all others."""
@@ -107,6 +127,8 @@ class Dispatcher:
         # Refilling each freed slot at once would make many small transactions of few large ones.
         if room < max(1, self._settings.max_in_flight // 10) and self._woken:
             return []
+        # One batch, because claimed requests that the broker has not confirmed would grow old here.
+        room = min(room, self._settings.batch_size)
         claims: list[tuple[Run, list[ClaimedAttempt]]] = []
         runs = active_runs(connection) if room > 0 else []
         if self._settings.runs:
@@ -114,7 +136,7 @@ class Dispatcher:
         for position, run in enumerate(runs):
             # Runs of equal priority share the remaining room; a higher priority takes all it can.
             peers = sum(other.config.priority == run.config.priority for other in runs[position:])
-            most = min(-(-room // peers), self._settings.batch_size)
+            most = -(-room // peers)
             if run.config.max_in_flight is not None:
                 most = min(most, run.config.max_in_flight - in_flight.get(run.run_id, 0))
             if most <= 0:

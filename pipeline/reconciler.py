@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from heapq import nlargest
@@ -20,6 +20,7 @@ from sqlalchemy import Connection, Engine, text
 
 from pipeline.contract.errors import ErrorClass, QueueUnavailable
 from pipeline.contract.messages import Completion, ErrorRecord
+from pipeline.departures import Departures
 from pipeline.queue.broker import Broker
 from pipeline.queue.claim_checks import find_outcomes
 from pipeline.queue.payloads import PayloadStore
@@ -35,22 +36,19 @@ from pipeline.store.group_policy import end_overdue_groups
 from pipeline.store.leases import (
     SilentAttempt,
     Suspect,
+    queues_in_flight,
     silent_attempts,
     suspects_in_flight,
 )
 from pipeline.store.outcomes import OutcomeReport, record_outcomes
 from pipeline.store.processes import read_watermark
 from pipeline.store.run_counters import fold_run_counters
-from pipeline.store.runs import list_queues
 from pipeline.store.working_time import advance_clocks
 
 log = logging.getLogger(__name__)
 
 #: Groups ended in one transaction; their attempts are stopped at the worker's next heartbeat.
 _MOST_OVERDUE = 500
-#: Most times kept at which the request queues were empty. A time proves that requests are lost
-#: once the watermark has passed it by `lease.grace_s`.
-_MOST_EMPTY_TIMES = 256
 #: Seconds between two foldings of the run counters; readers sum the rows added meanwhile.
 _FOLD_EVERY_S = 10.0
 
@@ -68,7 +66,7 @@ class Reconciler:
         self._payloads = payloads
         self._settings = settings
         self._connection: BrokerConnection | None = None
-        self._empty_times: deque[datetime] = deque(maxlen=_MOST_EMPTY_TIMES)
+        self._departures = Departures()
         #: Rollouts that were lost more than once; dropped four leases after the last loss.
         self._lost_again: list[Suspect] = []
         self._folded_at = -_FOLD_EVERY_S
@@ -115,11 +113,12 @@ class Reconciler:
             return OutcomeReport()
         self._watch_queues(connection)
         lease = self._settings.lease
+        proven_before = watermark - timedelta(seconds=lease.grace_s)
         silent = silent_attempts(
             connection,
             watermark=watermark,
-            empty_at=self._empty_before(watermark - timedelta(seconds=lease.grace_s)),
-            fifo=self._broker.keeps_order,
+            departed=self._departures.by_run(proven_before),
+            expire=not self._broker.keeps_order,
             lease_s=lease.lease_s,
             grace_s=lease.grace_s,
             most=max(1, int(lease.max_redispatch_per_s * lease.poll_s)),
@@ -129,29 +128,26 @@ class Reconciler:
         return record_outcomes(connection, self._completions_of(connection, silent))
 
     def _watch_queues(self, connection: Connection) -> None:
-        """Record the time if no request waits on the broker."""
+        """Record for each queue up to which dispatch all requests have left it."""
+        now = connection.execute(text("SELECT now()")).scalar_one()
+        queues = queues_in_flight(connection)
+        self._departures.keep_only(queues)
+        broker = self._broker
         try:
             if self._connection is None:
-                self._connection = self._broker.connect()
-            waiting = sum(
-                self._broker.depth(self._connection, name) for name in list_queues(connection)
-            )
+                self._connection = broker.connect()
+            for queue in queues:
+                if not broker.depth(self._connection, queue.queue, with_received=True):
+                    self._departures.note(queue, seen_at=now, before=now)
+                elif broker.keeps_order and queue.started_up_to is not None:
+                    self._departures.note(queue, seen_at=now, before=queue.started_up_to)
+                elif not broker.counts_exactly:
+                    # An estimated depth may have been zero while these requests already waited.
+                    self._departures.forget(queue)
         except QueueUnavailable:
             self.close()
-            self._empty_times.clear()
+            self._departures = Departures()
             raise
-        if not waiting:
-            self._empty_times.append(connection.execute(text("SELECT now()")).scalar_one())
-        elif not self._broker.counts_exactly:
-            # An estimated depth may have been zero while these requests already waited.
-            self._empty_times.clear()
-
-    def _empty_before(self, end: datetime) -> datetime | None:
-        """Return the last time before `end` at which the queues were empty; drop older times."""
-        times = self._empty_times
-        while len(times) > 1 and times[1] < end:
-            times.popleft()
-        return times[0] if times and times[0] < end else None
 
     def _completions_of(
         self, connection: Connection, silent: Sequence[SilentAttempt]

@@ -134,7 +134,7 @@ class _Course:
         deployment = self._deployment
         # One worker's clock is wrong from the beginning (C16); two of each service run (C17).
         deployment.fleet.retire(deployment.workers[0])
-        deployment.add_worker({worker.SKEW_VARIABLE: "300"})
+        deployment.add_worker({worker.SKEW_VARIABLE: "900"})
         deployment.wait_ready()
         with self.phase(STORM, groups=groups) as run:
             trainers = self._start_trainers(run)

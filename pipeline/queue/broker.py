@@ -124,16 +124,25 @@ class Broker:
             connect_timeout=self.connect_timeout_s,  # pyright: ignore[reportArgumentType]
         )
 
-    def depth(self, connection: Connection, name: str) -> int:
+    def depth(self, connection: Connection, name: str, *, with_received: bool = False) -> int:
         """Return the number of messages in a queue, without those that consumers hold unacked.
+
+        Args:
+            connection: A connection to this broker.
+            name: The queue, without the prefix.
+            with_received: SQS: count those as well. A message that a dead worker had received
+                stays hidden for the visibility timeout, then it is delivered again.
 
         Raises:
             QueueUnavailable: The broker does not answer.
         """
         with self.driver_errors():
-            channel = connection.default_channel
+            channel: Any = connection.default_channel
             # Declaring is idempotent on every broker, and returns the count.
-            declared = self.queue(name).bind(channel).queue_declare()
+            queue = self.queue(name)
+            declared = queue.bind(channel).queue_declare()
+            if with_received and self.kind == "sqs":
+                return channel.count_unfinished(queue.name)
             return int(declared.message_count)
 
     @contextmanager

@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from celery import Celery
 from kombu import Connection
@@ -26,7 +25,14 @@ R = TypeVar("R", RolloutRequest, RescoreRequest)
 
 
 class RequestPublisher:
-    """Publishes requests, and sends commands to the workers of a broker."""
+    """Publishes requests, and sends commands to the workers of a broker.
+
+    Args:
+        broker: The broker of the workers.
+        expires_s: SQS: age at which a request is dropped instead of delivered, by the clock of SQS.
+            The other brokers keep requests until a worker takes them: there the reconciler can tell
+            which ones have left the queue.
+    """
 
     def __init__(self, broker: Broker, *, expires_s: float) -> None:
         self._broker = broker
@@ -42,7 +48,7 @@ class RequestPublisher:
         """
         name = self._broker.prefix + queue
         signer = self._broker.signer
-        expires = datetime.now(UTC) + timedelta(seconds=self._expires_s)
+        options = self._options()
         too_large: list[R] = []
         with (
             self._broker.driver_errors(self._drop_connections),
@@ -61,12 +67,19 @@ class RequestPublisher:
                     task_id=request.task_id,
                     queue=name,
                     producer=producer,
-                    expires=expires,
                     retry=False,
                     argsrepr=request.describe(),
                     kwargsrepr="",
+                    **options,
                 )
         return too_large
+
+    def _options(self) -> dict[str, Any]:
+        if self._broker.kind != "sqs":
+            return {}
+        from pipeline.queue.sqs_transport import expiring
+
+        return {"message_attributes": expiring(self._expires_s)}
 
     def _fits(self, message: str) -> bool:
         most = self._broker.most_bytes

@@ -1,19 +1,105 @@
 """Kombu's transport for SQS with what the pipeline needs beyond it.
 
-`broker.py` names it for every connection to SQS. A worker receives no more requests than it has
-free places, and polling continues after an error. Must not: know messages of the pipeline.
+`broker.py` names it for every connection to SQS. Messages are published ten per call, several calls
+at once. A worker receives no more than it has free places, and nothing that is older than the
+message allows, by the clock of SQS. Must not: know messages of the pipeline.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import Any
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from email.utils import parsedate_to_datetime
+from typing import Any, ClassVar
 
+from kombu.asynchronous.aws.sqs.message import AsyncMessage
+from kombu.exceptions import BatchPublishError
 from kombu.transport import SQS
+from kombu.utils.json import dumps
 from vine import promise
 
 log = logging.getLogger(__name__)
+
+#: A message attribute: seconds after its publication in which a worker may receive the message.
+EXPIRES_S = "expires_s"
+
+#: Attributes that SQS adds to a message: two times in milliseconds, and the count of deliveries.
+_SENT, _FIRST_RECEIVED = "SentTimestamp", "ApproximateFirstReceiveTimestamp"
+_RECEIVED_COUNT = "ApproximateReceiveCount"
+
+#: The limits of SQS for one call.
+_MOST_ENTRIES = 10
+_MOST_BYTES = 2**20
+#: Part of a call that is kept free for names and attributes.
+_SPARE_BYTES = 4 * 2**10
+#: Calls at once; botocore keeps ten connections.
+_CALLS = 8
+
+Entry = dict[str, Any]
+
+
+def expiring(after_s: float) -> dict[str, Any]:
+    """Return the message attributes of a message that expires; SQS itself has no such option."""
+    return {EXPIRES_S: {"DataType": "Number", "StringValue": f"{after_s:g}"}}
+
+
+class PublishBatch:
+    """The messages of a kombu publish batch, sent when the batch ends.
+
+    Args:
+        channel: The channel that opens the batch.
+        max_size: Messages after which the batch is sent without waiting for its end.
+    """
+
+    def __init__(self, channel: Channel, max_size: int) -> None:
+        self.channel = channel
+        self._max_size = max_size
+        self._entries: dict[str, list[Entry]] = defaultdict(list)
+
+    def publish(self, message: Any, **options: Any) -> None:
+        """Add a prepared message; `Channel._put` calls `add`."""
+        self.channel.basic_publish(message, _publish_batch=self, **options)
+        if sum(map(len, self._entries.values())) >= self._max_size:
+            self.flush()
+
+    def add(self, url: str, entry: Entry) -> None:
+        """Add the message that is being published."""
+        self._entries[url].append(entry)
+
+    def flush(self) -> None:
+        """Send the messages.
+
+        Raises:
+            BatchPublishError: SQS did not take some of them; others may have been sent.
+            ClientError, BotoCoreError: SQS refused a call, or does not answer.
+        """
+        calls = [
+            (url, chunk) for url, entries in self._entries.items() for chunk in _chunks(entries)
+        ]
+        self.discard()
+        if len(calls) == 1:
+            self._send(*calls[0])
+        elif calls:
+            with ThreadPoolExecutor(min(_CALLS, len(calls)), "sqs-publish") as pool:
+                for _ in pool.map(self._send, *zip(*calls, strict=True)):
+                    pass
+
+    def discard(self) -> None:
+        """Forget the messages that were not sent."""
+        self._entries.clear()
+
+    close = discard
+
+    def _send(self, url: str, entries: Sequence[Entry]) -> None:
+        named = [{"Id": str(number), **entry} for number, entry in enumerate(entries)]
+        answer = self.channel.sqs().send_message_batch(QueueUrl=url, Entries=named)
+        if failed := answer.get("Failed"):
+            raise BatchPublishError(
+                f"SQS did not take {len(failed)} of {len(named)} messages: "
+                f"{failed[0].get('Code')} {failed[0].get('Message', '')}"
+            )
 
 
 class Channel(SQS.Channel):
@@ -24,11 +110,41 @@ class Channel(SQS.Channel):
     #: visibility timeout.
     free_places: Callable[[], int] | None = None
     hub: Any  #: the event loop of a Celery worker, None elsewhere
+    supports_batch_publish = True
+    #: What is asked of SQS with each message.
+    fetch_message_attributes: ClassVar[Any] = {
+        "MessageSystemAttributeNames": [_SENT, _FIRST_RECEIVED],
+        "MessageAttributeNames": [EXPIRES_S],
+    }
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         #: Messages that each unanswered poll may bring.
         self._asked: dict[str, int] = {}
+
+    def create_publish_batch(self, max_size: int) -> PublishBatch:
+        """Return a batch; kombu's `Producer.batch` calls this."""
+        return PublishBatch(self, max_size)
+
+    def count_unfinished(self, queue: str) -> int:
+        """Return the estimated number of messages that exist, received ones included."""
+        names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
+        answer = self.sqs().get_queue_attributes(
+            QueueUrl=self._new_queue(queue), AttributeNames=names
+        )
+        return sum(int(answer["Attributes"][name]) for name in names)
+
+    def _put(self, queue: str, message: Any, **options: Any) -> None:
+        batch: PublishBatch | None = options.pop("_publish_batch", None)
+        if batch is None:
+            super()._put(queue, message, **options)
+            return
+        attributes = message["properties"].pop("message_attributes", None)
+        entry = {"MessageBody": AsyncMessage().encode(dumps(message))}
+        batch.add(
+            self._new_queue(queue),
+            entry if attributes is None else entry | {"MessageAttributes": attributes},
+        )
 
     def _schedule_queue(self, queue: str) -> None:
         """Poll a queue once, unless there is no place for a message; then schedule the next poll.
@@ -63,10 +179,42 @@ class Channel(SQS.Channel):
     def _on_answer(self, queue: str, url: str, answer: Any) -> None:
         self._asked.pop(queue, None)
         # Kombu turns a server error and a timeout into an empty list.
-        if answer and self._on_messages_ready(url, queue, answer):
+        if answer and self._on_messages_ready(url, queue, self._without_expired(url, answer)):
             self.hub.call_soon(self._schedule_queue, queue)
         else:
             self._poll_later(queue)
+
+    def _without_expired(self, url: str, answer: dict[str, Any]) -> dict[str, Any]:
+        """Delete the messages that have expired; return the answer with the others."""
+        messages: list[dict[str, Any]] = answer.get("Messages") or []
+        expired = [message for message in messages if self._is_expired(message, url)]
+        if not expired:
+            return answer
+        log.info("%d requests waited too long and were dropped.", len(expired))
+        self.sqs().delete_message_batch(
+            QueueUrl=url,
+            Entries=[
+                {"Id": str(number), "ReceiptHandle": message["ReceiptHandle"]}
+                for number, message in enumerate(expired)
+            ],
+        )
+        return answer | {"Messages": [each for each in messages if each not in expired]}
+
+    def _is_expired(self, message: dict[str, Any], url: str) -> bool:
+        """Say whether a message is too old; both times are of the clock of SQS."""
+        limit = message.get("MessageAttributes", {}).get(EXPIRES_S)
+        if limit is None:
+            return False
+        facts = message["Attributes"]
+        is_first = facts[_RECEIVED_COUNT] == "1"
+        received_s = int(facts[_FIRST_RECEIVED]) / 1000 if is_first else self._clock_s(url)
+        return received_s - int(facts[_SENT]) / 1000 > float(limit["StringValue"])
+
+    def _clock_s(self, url: str) -> float:
+        """Ask SQS for its time, in whole seconds; needed for a message that comes again."""
+        answer = self.sqs().get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])
+        date = answer["ResponseMetadata"]["HTTPHeaders"]["date"]
+        return parsedate_to_datetime(date).timestamp()
 
     def _on_poll_error(self, queue: str, url: str, error: BaseException) -> None:
         self._asked.pop(queue, None)
@@ -81,3 +229,18 @@ class Transport(SQS.Transport):
     """The transport of kombu, with this channel."""
 
     Channel = Channel
+
+
+def _chunks(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
+    """Divide messages into calls that SQS takes."""
+    chunk: list[Entry] = []
+    size = 0
+    for entry in entries:
+        length = len(entry["MessageBody"])
+        if chunk and (len(chunk) == _MOST_ENTRIES or size + length > _MOST_BYTES - _SPARE_BYTES):
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(entry)
+        size += length
+    if chunk:
+        yield chunk

@@ -99,7 +99,8 @@ class DispatchSettings(_Section):
     request_expires_s: float = Field(
         default=600,
         gt=0,
-        description="Age at which an unstarted request is discarded by its worker.",
+        description="SQS: age at which an unstarted request is dropped, by the clock of SQS. On "
+        "Redis and RabbitMQ requests wait as long as they must.",
     )
 
 

@@ -6,7 +6,7 @@ caller's transaction. Renewals wait for no lock: the next heartbeat renews what 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -33,6 +33,14 @@ class SilentAttempt(NamedTuple):
     dispatched_at: datetime
     started_at: datetime | None = None  #: the first heartbeat that listed it as running
     worker_seen_at: datetime | None = None  #: the last heartbeat of its worker
+
+
+class QueueInFlight(NamedTuple):
+    """A request queue with attempts in flight."""
+
+    queue: str
+    run_ids: list[UUID]
+    started_up_to: datetime | None  #: the latest dispatch among its running attempts
 
 
 class Suspect(NamedTuple):
@@ -158,22 +166,26 @@ def _keys(attempts: Sequence[AttemptBeat]) -> dict[str, Any]:
     }
 
 
-# Two dispatchers may publish in another order than they committed. So a request counts as passed by
-# a later one only if `grace_s` lies between the two dispatches.
+_QUEUES = text("""
+SELECT runs.config ->> 'queue' AS queue, array_agg(DISTINCT run_id) AS run_ids,
+       max(dispatched_at) FILTER (WHERE a.state = 'running') AS started_up_to
+FROM attempts a JOIN runs USING (run_id) WHERE a.state IN ('dispatched', 'running') GROUP BY queue
+""")
+
 _SILENT = text("""
-WITH passed AS (
-    SELECT run_id, max(dispatched_at) - make_interval(secs => :grace_s) AS at FROM attempts
-    WHERE state = 'running' AND started_at < now() - make_interval(secs => :grace_s) AND :fifo
-    GROUP BY run_id
+WITH departed AS (
+    SELECT * FROM unnest(CAST(:run_ids AS uuid[]), CAST(:before AS timestamptz[]))
+        AS d (run_id, before)
 ), suspects AS MATERIALIZED (
     -- Chosen before the join with rollouts: nearly all attempts in flight are not silent.
     SELECT a.*, p.process_id, p.capacity, p.last_seen_at,
            coalesce(p.last_seen_at + make_interval(secs => :lease_s), a.lease_until) AS silent_from,
            CASE WHEN p.process_id IS NULL THEN a.rollout_id END AS alone
-    FROM attempts a LEFT JOIN passed ON passed.run_id = a.run_id
+    FROM attempts a LEFT JOIN departed ON departed.run_id = a.run_id
     LEFT JOIN processes p ON p.process_id = a.worker_id
     WHERE a.state IN ('dispatched', 'running')
       AND ((a.lease_until < now() AND a.lease_until < :watermark
+            AND (a.worker_id IS NOT NULL OR :expire)
             -- The attempts of a dead worker are given up together, because the reconciler compares
             -- the rollouts that were lost together. An attempt that a living worker no longer
             -- lists waits half a lease longer, in case its worker has died as well.
@@ -182,11 +194,7 @@ WITH passed AS (
                  OR a.lease_until
                     < least(now(), :watermark) - make_interval(secs => :lease_s / 2)))
            OR (a.worker_id IS NULL
-               AND a.dispatched_at < :watermark - make_interval(secs => :grace_s)
-               AND a.dispatched_at < greatest(passed.at, CASE
-                   WHEN CAST(:empty_at AS timestamptz)
-                        < :watermark - make_interval(secs => :grace_s)
-                   THEN CAST(:empty_at AS timestamptz) - make_interval(secs => :grace_s) END)))
+               AND a.dispatched_at < departed.before - make_interval(secs => :grace_s)))
     ORDER BY silent_from, alone FETCH FIRST (:most) ROWS WITH TIES
 )
 SELECT a.run_id, r.group_id, a.rollout_id, a.attempt_no, runs.slug, r.group_no, r.rollout_index,
@@ -211,12 +219,17 @@ WHERE a.state IN ('dispatched', 'running') AND r.lost_count > 0
 """)
 
 
+def queues_in_flight(connection: Connection) -> list[QueueInFlight]:
+    """Return the request queues of the attempts in flight."""
+    return [QueueInFlight(*row) for row in connection.execute(_QUEUES)]
+
+
 def silent_attempts(
     connection: Connection,
     *,
     watermark: datetime,
-    empty_at: datetime | None,
-    fifo: bool,
+    departed: Mapping[UUID, datetime],
+    expire: bool,
     lease_s: float,
     grace_s: float,
     most: int,
@@ -224,15 +237,17 @@ def silent_attempts(
     """Return attempts that must be given up, longest silence first.
 
     These are attempts whose lease expired, and attempts that no worker listed although their
-    request has left the broker: a later request was started, or the queue was empty.
+    request has left its queue.
 
     Args:
         connection: An open transaction.
         watermark: The time up to which the collector has read all messages; a lease that expired
             later may have been renewed by a message not read yet.
-        empty_at: A time at which no request was in the broker, None if none is known. It counts
-            once `grace_s` has passed, because by then a worker has announced the last request.
-        fifo: Whether the broker delivers requests in order.
+        departed: For each run, a time before which all of its requests have left their queue. Two
+            dispatchers may publish in another order than they committed, so a request counts as
+            departed only if it was dispatched `grace_s` before that time.
+        expire: Whether the broker drops requests by their age. Then an attempt that no worker
+            listed is lost when its unstarted lease expired; else its request may still be waiting.
         lease_s: Silence after which a worker counts as dead.
         grace_s: Time a dispatcher has to publish, and a worker to announce a request.
         most: Upper bound; all attempts of one dead worker count as one.
@@ -241,8 +256,9 @@ def silent_attempts(
         _SILENT,
         {
             "watermark": watermark,
-            "empty_at": empty_at,
-            "fifo": fifo,
+            "run_ids": list(departed),
+            "before": list(departed.values()),
+            "expire": expire,
             "lease_s": lease_s,
             "grace_s": grace_s,
             "most": most,

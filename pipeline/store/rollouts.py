@@ -6,12 +6,13 @@ Must not: publish.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import Connection, text
 
+from pipeline.contract.messages import AttemptKey
 from pipeline.store.runs import Run
 
 #: An advisory lock; nothing else in the database uses this number.
@@ -64,6 +65,20 @@ UPDATE groups g SET deadline_at = now() + make_interval(secs => locked.deadline_
 FROM locked WHERE g.group_id = locked.group_id
 """)
 
+_RENEW_UNSTARTED = text("""
+WITH locked AS (
+    SELECT a.rollout_id, a.attempt_no FROM attempts a
+    JOIN unnest(CAST(:ids AS uuid[]), CAST(:nos AS integer[])) AS k (id, no)
+      ON a.rollout_id = k.id AND a.attempt_no = k.no
+    WHERE a.state = 'dispatched' AND a.worker_id IS NULL
+    FOR UPDATE OF a SKIP LOCKED
+)
+UPDATE attempts a
+SET dispatched_at = now(), lease_until = now() + make_interval(secs => :lease_s)
+FROM locked WHERE a.rollout_id = locked.rollout_id AND a.attempt_no = locked.attempt_no
+RETURNING a.rollout_id, a.attempt_no
+""")
+
 _WAIT_FOR_CLAIMS = text("SELECT pg_advisory_xact_lock(:key)")
 
 _COUNT_IN_FLIGHT = text("""
@@ -104,6 +119,23 @@ def set_deadlines(
     if deadlines:
         values = {"ids": list(deadlines), "deadlines": list(deadlines.values())}
         connection.execute(_SET_DEADLINES, values)
+
+
+def renew_unstarted(
+    connection: Connection, keys: Sequence[AttemptKey], *, lease_s: float
+) -> set[AttemptKey]:
+    """Begin the leases of dispatched attempts anew; return those that no worker has announced.
+
+    Attempts that have ended or started are left as they are. One that is locked is just doing so.
+
+    Args:
+        connection: An open transaction; publish only after it is committed.
+        keys: The attempts.
+        lease_s: Seconds from now until an attempt that does not start counts as lost.
+    """
+    ids, nos = [key[0] for key in keys], [key[1] for key in keys]
+    rows = connection.execute(_RENEW_UNSTARTED, {"ids": ids, "nos": nos, "lease_s": lease_s})
+    return {(rollout_id, attempt_no) for rollout_id, attempt_no in rows}
 
 
 def wait_to_claim(connection: Connection) -> None:

@@ -42,11 +42,6 @@ _LOCK = text("SELECT FROM runs WHERE run_id = :run_id FOR NO KEY UPDATE")
 
 _IDS = text("SELECT run_id FROM runs WHERE slug = ANY(:slugs)")
 
-_QUEUES = text("""
-SELECT DISTINCT config ->> 'queue' FROM runs
-WHERE run_id IN (SELECT DISTINCT run_id FROM rollouts WHERE state IN ('dispatched', 'running'))
-""")
-
 _MOVE = text("""
 UPDATE runs SET config = config || :changed WHERE run_id = :run_id
 """).bindparams(bindparam("changed", type_=JSONB))
@@ -144,11 +139,6 @@ def active_runs(connection: Connection) -> list[Run]:
 def ids_of(connection: Connection, slugs: Sequence[str]) -> frozenset[UUID]:
     """Return the ids of those runs that exist."""
     return frozenset(connection.execute(_IDS, {"slugs": list(slugs)}).scalars())
-
-
-def list_queues(connection: Connection) -> list[str]:
-    """Return the request queues that runs with rollouts in flight use."""
-    return list(connection.execute(_QUEUES).scalars())
 
 
 def move_run(connection: Connection, run: Run, config: RunConfig) -> None:

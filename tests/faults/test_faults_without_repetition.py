@@ -11,7 +11,7 @@ from faults.rules import judge
 
 #: However busy the machine is: what is repeated, is repeated because of the fault.
 PATIENT = {"ROLLOUT_LEASE__LEASE_S": "300"}
-WRONG_CLOCKS = ("300", "-300")
+WRONG_CLOCKS = ("900", "-900")
 
 
 def test_wrong_clocks_garbage_and_a_stop_cost_no_work(
@@ -43,7 +43,7 @@ def test_wrong_clocks_garbage_and_a_stop_cost_no_work(
 
 
 def replace_members(deployment: Deployment) -> None:
-    """A controller with patience, and workers whose clocks are wrong by five minutes."""
+    """A controller with patience, and workers whose clocks are wrong by a quarter of an hour."""
     before = deployment.controllers + deployment.workers
     deployment.add_controller(PATIENT)
     for skew_s in WRONG_CLOCKS:

@@ -50,9 +50,12 @@ LAYERS = {
     "queue": Layer(("pipeline.queue",), PURE),
     "limits": Layer(("pipeline.limits",), PURE),
     "embedded": Layer(("pipeline.embedded",), PURE),
+    "departures": Layer(("pipeline.departures",), ("store",)),
     # Services: they use the adapters, and none knows another.
     **{
-        name: Layer((f"pipeline.{name}",), (*PURE, "retry", "service loop", *ADAPTERS))
+        name: Layer(
+            (f"pipeline.{name}",), (*PURE, "retry", "service loop", "departures", *ADAPTERS)
+        )
         for name in SERVICES
     },
     "controller": Layer(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -77,11 +76,36 @@ def test_what_fits_no_message_is_left_out_and_its_neighbours_are_sent(
     assert {small.label, fitting.label} <= {message.headers["id"] for message in taken}
 
 
-def test_a_request_that_nobody_starts_expires(broker, publisher, connection):
+def test_no_request_names_a_time_that_a_wrong_clock_could_misread(broker, publisher, connection):
     publisher.publish([request_of()], queue="rollouts")
     (message,) = take(broker, connection, 1)
-    expires = datetime.fromisoformat(message.headers["expires"])
-    assert abs(expires - datetime.now(UTC) - timedelta(seconds=600)) < timedelta(seconds=30)
+    assert message.headers["expires"] is None
+    assert "expiration" not in message.properties
+
+
+@pytest.mark.parametrize("broker_place", ["sqs"], indirect=True)
+def test_requests_go_to_sqs_in_calls_of_ten_and_of_no_more_than_it_takes(
+    broker, publisher, connection
+):
+    sizes: list[int] = []
+    with publisher._app.producer_pool.acquire(block=True) as producer:
+        events = producer.channel.sqs().meta.events
+    events.register(
+        "provide-client-params.sqs.SendMessageBatch",
+        lambda params, **_: sizes.append(len(params["Entries"])),
+    )
+    small = [request_of(index) for index in range(25)]
+    publisher.publish(small, queue="rollouts")
+    assert sorted(sizes) == [5, 10, 10]
+    sizes.clear()
+    large = [request_of(index, prompt={"prompt": "x" * 200_000}) for index in range(25, 30)]
+    publisher.publish(large, queue="rollouts")
+    assert sum(sizes) == 5
+    assert max(sizes) < 5
+    taken = take(broker, connection, 30)
+    assert {message.headers["id"] for message in taken} == {
+        request.label for request in (*small, *large)
+    }
 
 
 def test_what_defaults_say_is_not_sent(broker, publisher, connection):

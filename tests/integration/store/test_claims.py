@@ -11,7 +11,7 @@ from sqlalchemy import text
 from pipeline.contract.rollout import RunState
 from pipeline.store.engine import open_engine, transact
 from pipeline.store.rollouts import claim, count_in_flight
-from pipeline.store.runs import active_runs, list_queues, set_run_state
+from pipeline.store.runs import active_runs, set_run_state
 
 
 def test_rollouts_are_claimed_in_order_of_their_groups(engine):
@@ -85,13 +85,6 @@ def test_only_active_runs_with_queued_rollouts_are_dispatched_highest_priority_f
     transact(engine, lambda c: set_run_state(c, paused.run, RunState.PAUSED, reason="by hand"))
     slugs = [run.slug for run in transact(engine, active_runs)]
     assert slugs == [high.run.slug, low.run.slug]
-
-
-def test_queues_with_something_in_flight_are_listed(engine):
-    StoredRun(engine, queue="idle")
-    busy = StoredRun(engine, queue="busy")
-    busy.claim()
-    assert transact(engine, list_queues) == ["busy"]
 
 
 def test_a_transaction_that_meets_a_deadlock_is_done_again(engine):

@@ -11,7 +11,7 @@ from sqlalchemy import text
 
 from pipeline.contract.messages import Heartbeat
 from pipeline.store.engine import transact
-from pipeline.store.leases import SilentAttempt, keep_alive, silent_attempts
+from pipeline.store.leases import SilentAttempt, keep_alive, queues_in_flight, silent_attempts
 from pipeline.store.processes import (
     forget_process,
     list_processes,
@@ -46,8 +46,8 @@ def silent(
     story: StoredRun,
     *,
     read_s_ago: float = 0.0,
-    empty_s_ago: float | None = None,
-    fifo: bool = True,
+    departed_s_ago: float | None = None,
+    expire: bool = True,
     lease_s: float = 0.0,
     grace_s: float = 5.0,
     most: int = 100,
@@ -56,15 +56,15 @@ def silent(
         times = connection.execute(
             text(
                 "SELECT now() - make_interval(secs => :read) AS read, "
-                "now() - make_interval(secs => :empty) AS empty"
+                "now() - make_interval(secs => :departed) AS departed"
             ),
-            {"read": read_s_ago, "empty": empty_s_ago},
+            {"read": read_s_ago, "departed": departed_s_ago},
         ).one()
         return silent_attempts(
             connection,
             watermark=times.read,
-            empty_at=times.empty,
-            fifo=fifo,
+            departed={} if times.departed is None else {story.run.run_id: times.departed},
+            expire=expire,
             lease_s=lease_s,
             grace_s=grace_s,
             most=most,
@@ -180,55 +180,44 @@ def test_the_longest_silence_is_judged_first_and_no_more_than_asked(story):
     ]
 
 
-def test_a_request_that_others_overtook_is_an_orphan(story):
-    first, second = story.claim(1) + story.claim(1)
-    story.beat(second)
-    age(story, [first], dispatched_at=60)
-    age(story, [second], dispatched_at=30, started_at=20)
-    (found,) = silent(story)
-    assert found.rollout_id == first.rollout_id
-
-
-def test_a_request_of_another_dispatcher_may_be_published_a_moment_earlier(story):
-    # Both committed at nearly the same time; which of them published first, nobody knows.
-    waiting, running = story.claim(1) + story.claim(1)
-    story.beat(running)
-    age(story, [waiting], dispatched_at=33)
-    age(story, [running], dispatched_at=30, started_at=20)
-    assert silent(story, grace_s=5) == []
-    assert len(silent(story, grace_s=2)) == 1
-
-
-def test_on_a_broker_without_order_being_overtaken_means_nothing(story):
-    first, second = story.claim(1) + story.claim(1)
-    story.beat(second)
-    age(story, [first], dispatched_at=60)
-    age(story, [second], dispatched_at=30, started_at=20)
-    assert silent(story, fifo=False) == []
-
-
-def test_a_request_is_an_orphan_when_the_queue_was_empty_after_it_was_published(story):
+def test_a_request_that_has_left_its_queue_unannounced_is_an_orphan(story):
     attempt = story.claim_one()
     age(story, [attempt], dispatched_at=60)
-    assert silent(story, empty_s_ago=None) == []
-    assert silent(story, empty_s_ago=90) == []
-    assert len(silent(story, empty_s_ago=30)) == 1
+    assert silent(story, departed_s_ago=None) == []
+    assert silent(story, departed_s_ago=90) == []
+    assert len(silent(story, departed_s_ago=30)) == 1
 
 
 def test_a_request_may_be_published_a_moment_after_its_commit(story):
     attempt = story.claim_one()
     age(story, [attempt], dispatched_at=33)
-    assert silent(story, empty_s_ago=30, grace_s=5) == []
-    assert len(silent(story, empty_s_ago=25, grace_s=5)) == 1
+    assert silent(story, departed_s_ago=30, grace_s=5) == []
+    assert len(silent(story, departed_s_ago=25, grace_s=5)) == 1
 
 
-def test_a_queue_that_was_emptied_a_moment_ago_proves_nothing(story):
-    # Whoever took the last requests has not had the time to say so.
+def test_a_request_that_waits_in_its_queue_is_never_lost_unless_the_broker_drops_it(story):
     attempt = story.claim_one()
-    age(story, [attempt], dispatched_at=60)
-    assert silent(story, empty_s_ago=3, grace_s=5) == []
-    assert silent(story, empty_s_ago=7, read_s_ago=4, grace_s=5) == []
-    assert len(silent(story, empty_s_ago=7, read_s_ago=1, grace_s=5)) == 1
+    age(story, [attempt], dispatched_at=1000, lease_until=1000)
+    assert silent(story, expire=False) == []
+    assert len(silent(story, expire=True)) == 1
+
+
+def test_queues_in_flight_say_up_to_which_dispatch_their_requests_started(engine):
+    StoredRun(engine, queue="idle")
+    gpu, other = StoredRun(engine, n=3, queue="gpu"), StoredRun(engine, queue="gpu")
+    early, late = gpu.claim(1) + gpu.claim(1)
+    last = other.claim_one()
+    waiting = StoredRun(engine, queue="cpu")
+    waiting.claim_one()
+    gpu.beat(early)
+    gpu.beat(late)
+    for story, attempt, s_ago in ((gpu, early, 90), (gpu, late, 60), (other, last, 30)):
+        age(story, [attempt], dispatched_at=s_ago)
+    cpu_queue, gpu_queue = sorted(transact(engine, queues_in_flight))
+    assert (cpu_queue.queue, cpu_queue.run_ids) == ("cpu", [waiting.run.run_id])
+    assert cpu_queue.started_up_to is None
+    assert sorted(gpu_queue.run_ids) == sorted([gpu.run.run_id, other.run.run_id])
+    assert gpu_queue.started_up_to == gpu.attempt(late)["dispatched_at"]
 
 
 def seen(story: StoredRun, worker_id: str, *, s_ago: float) -> None:
@@ -270,20 +259,20 @@ def test_what_a_living_worker_holds_no_more_is_given_up_without_blame(story):
 def test_what_was_never_announced_is_blamed_only_for_a_worker_that_died_since(story):
     attempt = story.claim_one()
     age(story, [attempt], dispatched_at=20)
-    assert not silent(story, lease_s=60, empty_s_ago=10)[0].worker_died
+    assert not silent(story, lease_s=60, departed_s_ago=10)[0].worker_died
     transact(story.engine, lambda c: keep_alive(c, [OF_ANOTHER], lease_s=60))
-    assert not silent(story, lease_s=60, empty_s_ago=10)[0].worker_died
+    assert not silent(story, lease_s=60, departed_s_ago=10)[0].worker_died
     seen(story, "w9", s_ago=15)
-    assert silent(story, lease_s=60, empty_s_ago=10)[0].worker_died
+    assert silent(story, lease_s=60, departed_s_ago=10)[0].worker_died
     seen(story, "w9", s_ago=200)  # dead long before
-    assert not silent(story, lease_s=60, empty_s_ago=10)[0].worker_died
+    assert not silent(story, lease_s=60, departed_s_ago=10)[0].worker_died
 
 
 def test_what_a_worker_holds_is_no_orphan(story):
     attempt = story.claim_one()
     story.beat(attempt, phase="reserved")
     age(story, [attempt], dispatched_at=60)
-    assert silent(story, empty_s_ago=30) == []
+    assert silent(story, departed_s_ago=30) == []
 
 
 def test_nobody_can_be_judged_while_no_collector_has_read_everything(engine):
