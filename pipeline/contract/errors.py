@@ -23,7 +23,8 @@
     ├── SandboxError              the sandbox would not start or died
     ├── RewardError               the scorer raised or gave no finite number
     ├── ContractError             an agent or reward returned a wrong shape
-    └── WorkerStopped             a graceful stop handed the attempt back
+    ├── WorkerStopped             a graceful stop handed the attempt back
+    └── ProcessDied               the rollout's own process died, and its worker lives
 
 Authors of agents, tools and rewards raise plain exceptions; `boundary` attributes them, and an
 error that already has a type passes through. Must not: log, retry, or know any service.
@@ -275,6 +276,13 @@ class WorkerStopped(RolloutError):
 
     error_class = ErrorClass.WORKER_STOPPED
     code = "worker_stopped"
+
+
+class ProcessDied(RolloutError):
+    """The process of an isolated rollout died, and its worker lives: the rollout is the cause."""
+
+    error_class = ErrorClass.WORKER_LOST
+    code = "process_died"
 
 
 @contextmanager

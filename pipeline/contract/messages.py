@@ -99,6 +99,8 @@ class RolloutRequest(_Request, AttemptSpec):
     strict_tools: bool = False
     policy_version: int = 0
     weight: float = 1.0
+    #: Earlier attempts that were lost: from the second on the rollout runs in its own process.
+    lost_count: int = 0
 
     def describe(self) -> str:
         """Return the one line that operators see as the task's arguments."""

@@ -208,6 +208,12 @@ class WorkerSettings(_Section):
     announce_s: float = Field(
         default=0.5, gt=0, description="Delay before a new attempt is announced."
     )
+    isolated_slots: int = Field(
+        default=8,
+        ge=0,
+        description="Rollouts that were lost twice and run in processes of their own at once; "
+        "further ones run in the worker; 0: all do.",
+    )
 
 
 class FlowerSettings(_Section):

@@ -54,12 +54,12 @@ class Activity:
 
     def __init__(
         self,
-        warnings: CallWarnings,
+        warnings: CallWarnings | None = None,
         *,
         redactor: Redactor = NOTHING,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._warnings = warnings
+        self._warnings = warnings or CallWarnings()
         self._redactor = redactor
         self._clock = clock
         self._runs: dict[UUID, _RunCounts] = {}
@@ -74,7 +74,7 @@ class Activity:
             endpoint = self._run(run_id).endpoint(shown_url, model)
             endpoint.tries.add(now)
             if error is not None:
-                reason = self._reason(error)
+                reason = self.reason(error)
                 endpoint.failure(error.code).add(now, reason)
                 self._warnings.note(shown_url, error.code, reason, now)
 
@@ -114,7 +114,8 @@ class Activity:
             counts = self._runs[run_id] = _RunCounts()
         return counts
 
-    def _reason(self, error: ModelError) -> str:
+    def reason(self, error: ModelError) -> str:
+        """Return an error's cause in a few words, without secrets."""
         text = _os_reason(error) or _URL_IN_FRONT.sub("", str(error)).removesuffix(".")
         return storable(self._redactor.text(text))[:_MESSAGE_CHARS]
 
@@ -194,13 +195,13 @@ def _entry(known: dict[Any, T], key: Any, other: Any, make: Callable[[], T], mos
 
 
 def _add_tools(tools: dict[str, ToolCalls], attempt: Attempt) -> None:
-    for name, count, errors in _tool_counts(attempt):
+    for name, count, errors in tool_counts(attempt):
         key = name if name in tools or len(tools) < _MOST_TOOLS else _OTHER
         known = tools.get(key, ToolCalls())
         tools[key] = ToolCalls(count=known.count + count, errors=known.errors + errors)
 
 
-def _tool_counts(attempt: Attempt) -> Iterator[tuple[str, int, int]]:
+def tool_counts(attempt: Attempt) -> Iterator[tuple[str, int, int]]:
     """Yield each tool of a trajectory with its calls and errors, as `BaseAgent` counts them."""
     metadata: Any = attempt.trajectory.metadata
     counted = metadata.get("tools") if isinstance(metadata, dict) else None

@@ -30,7 +30,7 @@ _current: ContextVar[WallClock | None] = ContextVar("wall_clock", default=None)
 
 async def run_within(
     work: Coroutine[Any, Any, T],
-    timeout_s: float,
+    clock: WallClock,
     *,
     label: str,
     cancel_grace_s: float = CANCEL_GRACE_S,
@@ -39,7 +39,7 @@ async def run_within(
 
     Args:
         work: The agent's run.
-        timeout_s: Wall clock of the work; waits for limits do not count.
+        clock: The time that the work has; waits for limits do not count.
         label: Name of the attempt in the log if the work does not stop.
         cancel_grace_s: Time for the work to stop after its cancellation.
 
@@ -47,7 +47,6 @@ async def run_within(
         TimeoutError: The work was not done in time, even if it swallowed its cancellation.
         asyncio.CancelledError: This task was cancelled, and so was the work.
     """
-    clock = WallClock(timeout_s)
     task = asyncio.get_running_loop().create_task(_timed(work, clock))
     try:
         while not task.done():

@@ -18,6 +18,7 @@ from pipeline.contract.rollout import StopReason
 from pipeline.contract.trajectory import TrajectoryRecord, digest_of, pack_record
 from pipeline.redaction import NOTHING, Redactor
 from workers.core.trajectory import Trajectory
+from workers.process.agent_timeout import WallClock
 from workers.process.model_calls import ModelCalls
 from workers.process.records import record_of
 
@@ -35,6 +36,7 @@ class Attempt:
         self._redactor = redactor
         self.trajectory = Trajectory(request_id=request.label)
         self.calls: ModelCalls | None = None
+        self.clock: WallClock | None = None
         self.phase: Phase = "starting"
         self.step = 0
         self.stop_reason = StopReason.ANSWERED

@@ -24,10 +24,10 @@ from pipeline.contract.errors import (
     boundary,
 )
 from pipeline.contract.messages import Completion, RolloutRequest
-from pipeline.contract.rollout import StopReason
+from pipeline.contract.rollout import ISOLATED_FROM, StopReason
 from workers.agents.function_agent import AnswerShapeError
 from workers.core.trajectory import Trajectory
-from workers.process.agent_timeout import run_within
+from workers.process.agent_timeout import WallClock, run_within
 from workers.process.attempt import Attempt
 from workers.process.exit_guard import guard_exits
 from workers.process.records import stop_reason_of
@@ -57,6 +57,10 @@ async def execute(request: RolloutRequest, runtime: Runtime) -> Completion:
         try:
             # Errors outside the boundaries below also become an outcome of the rollout.
             with boundary(AgentError, "unexpected"):
+                if request.lost_count >= ISOLATED_FROM and runtime.isolation is not None:
+                    completion = await runtime.isolation.run(attempt)
+                    if completion is not None:
+                        return completion
                 await run_agent(attempt, runtime)
                 await score_trajectory(attempt)
                 return attempt.succeeded()
@@ -76,9 +80,8 @@ async def run_agent(attempt: Attempt, runtime: Runtime) -> None:
     attempt.calls = runtime.model_calls(attempt)
     attempt.enter("generating")
     try:
-        result = await run_within(
-            _run(agent, attempt), request.limits.timeout_s, label=request.label
-        )
+        attempt.clock = WallClock(request.limits.timeout_s)
+        result = await run_within(_run(agent, attempt), attempt.clock, label=request.label)
     except TimeoutError:
         attempt.detach()
         error = AgentTimeout(f"The agent was not done after {request.limits.timeout_s:g} s.")

@@ -63,6 +63,10 @@ class InFlight:
             for key, (attempt, _) in self._running.items()
         )
 
+    def attempts(self) -> list[Attempt]:
+        """Return the attempts under way."""
+        return [attempt for attempt, _ in self._running.values()]
+
     def oldest_unannounced_s(self) -> float:
         """Return the longest time that a running attempt has not been in a heartbeat."""
         if not self.unannounced:

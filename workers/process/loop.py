@@ -26,7 +26,7 @@ class LoopThread:
     """An event loop (uvloop where installed) running in a thread."""
 
     def __init__(self) -> None:
-        self._loop = _new_loop()
+        self._loop = new_loop()
         self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name="event-loop", daemon=True)
         self._thread.start()
@@ -85,7 +85,8 @@ class LoopThread:
                         log.error("A task stopped the event loop; the event loop goes on.")
 
 
-def _new_loop() -> asyncio.AbstractEventLoop:
+def new_loop() -> asyncio.AbstractEventLoop:
+    """Return an event loop: uvloop's where that is installed."""
     try:
         import uvloop
     except ModuleNotFoundError:

@@ -34,6 +34,7 @@ from workers.process.attempt import Attempt
 from workers.process.call_warnings import CallWarnings
 from workers.process.endpoints import allowed_endpoints
 from workers.process.in_flight import InFlight
+from workers.process.isolation import Isolation
 from workers.process.model_calls import ModelCalls, ModelClient
 from workers.rewards.registry import get_reward
 
@@ -69,6 +70,8 @@ class Runtime:
         limits: Limits shared with the other workers; None: calls only pause after 429s.
         make_client: Makes the client of an endpoint.
         redactor: Removes secrets from the records of attempts.
+        activity: Counts model calls and tool calls; made here by default.
+        isolates: Whether rollouts that were lost before get processes of their own.
     """
 
     def __init__(
@@ -79,14 +82,20 @@ class Runtime:
         limits: LimiterPool | LocalPauses | None = None,
         make_client: MakeClient | None = None,
         redactor: Redactor = NOTHING,
+        activity: Activity | None = None,
+        isolates: bool = False,
     ) -> None:
         self.redactor = redactor
         self.settings = settings
         self.worker_id = worker_id
         self.in_flight = InFlight()
-        self.activity = Activity(
+        self.activity = activity or Activity(
             CallWarnings(f"Each call is tried again up to {settings.llm.max_retries} times."),
             redactor=redactor,
+        )
+        #: None: this process runs every attempt itself.
+        self.isolation = (
+            Isolation(settings, worker_id, self.in_flight, self.activity) if isolates else None
         )
         self._make_client = make_client or _make_client
         self._limits = limits or LocalPauses()
@@ -171,6 +180,14 @@ class Runtime:
             client = self._make_client(base_url, self.settings.llm, limiter, watch)
             self._clients[key] = client
         return client
+
+
+def open_limits(settings: Settings, process: str) -> LimiterPool | LocalPauses:
+    """Return the limits that this process shares with others; without a Redis its own pauses."""
+    url = settings.limits_redis_url
+    if url is None:
+        return LocalPauses()
+    return LimiterPool(url, prefix=settings.limits_prefix, process=process)
 
 
 def _make_agent(request: RolloutRequest) -> BaseAgent:

@@ -34,7 +34,7 @@ from workers.process.heartbeats import Heartbeats, RejectedMessages
 from workers.process.loop import LoopThread
 from workers.process.outbox import Outbox
 from workers.process.plugins import load_plugins
-from workers.process.runtime import Runtime
+from workers.process.runtime import Runtime, open_limits
 from workers.process.tasks import register_tasks, reserved_beats
 from workers.rewards.reward_processes import close_reward_processes
 from workers.sandbox.kinds import set_default_kind
@@ -64,8 +64,9 @@ def run_worker(settings: Settings, *, ready: Callable[[str], None] = lambda _: N
     broker = broker_of(settings)
     worker_id = process_id("worker")
     loop = LoopThread()
-    limits = _open_limits(settings, worker_id)
-    runtime = Runtime(settings, worker_id, limits=limits, redactor=redactor)
+    limits = open_limits(settings, worker_id)
+    _warn_without_limits(settings)
+    runtime = Runtime(settings, worker_id, limits=limits, redactor=redactor, isolates=True)
     outbox = _open_outbox(broker, settings)
     rejected = RejectedMessages()
     about = Heartbeat(
@@ -109,6 +110,8 @@ def run_worker(settings: Settings, *, ready: Callable[[str], None] = lambda _: N
         outbox.close(timeout_s=_FLUSH_S)
         heartbeats.close()
         _close_connections(loop, limits)
+        if runtime.isolation is not None:
+            runtime.isolation.close()
         loop.stop()
 
 
@@ -127,15 +130,12 @@ def _consume(app: Celery, worker_id: str, settings: Settings) -> int:
     return int(worker.exitcode or 0)
 
 
-def _open_limits(settings: Settings, worker_id: str) -> LimiterPool | LocalPauses:
-    url = settings.limits_redis_url
-    if url is None:
+def _warn_without_limits(settings: Settings) -> None:
+    if settings.limits_redis_url is None:
         log.warning(
             "Limits on model calls need Redis, and none is set (ROLLOUT_LIMITS__REDIS_URL): "
             "calls of this worker are unlimited and only pause after 429s."
         )
-        return LocalPauses()
-    return LimiterPool(url, prefix=settings.limits_prefix, process=worker_id)
 
 
 def _close_connections(loop: LoopThread, limits: LimiterPool | LocalPauses) -> None:

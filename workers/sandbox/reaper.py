@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import secrets
 import subprocess
 import threading
@@ -53,6 +54,15 @@ def mark() -> str:
             except OSError as error:
                 raise SandboxFailure(f"The sandbox would not start: {error}") from error
     return _token
+
+
+def _begin_anew() -> None:
+    """Give a forked process a mark of its own: its end must not end its siblings' commands."""
+    global _token, _reaper, _lock
+    _token, _reaper, _lock = secrets.token_hex(8), None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_begin_anew)
 
 
 def _start() -> subprocess.Popen[bytes]:
