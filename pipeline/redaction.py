@@ -11,11 +11,11 @@ import json
 import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote
 
 from pydantic import BaseModel, SecretStr
 
-MASK = "***"
+from pipeline.contract.url_secrets import MASK, passwords_in
 
 #: Shorter secrets, and those in `_WELL_KNOWN`, also occur as ordinary words, so they stay.
 _MIN_CHARS = 8
@@ -53,7 +53,7 @@ class Redactor:
         for name, value in environ.items():
             if name.upper().endswith(_SECRET_ENDINGS) or "://" in value:
                 secrets.add(value)
-        passwords = {password for value in secrets for password in _passwords_in(value)}
+        passwords = {password for value in secrets for password in passwords_in(value)}
         return cls({value for value in secrets if "://" not in value}, passwords)
 
     def text(self, text: str) -> str:
@@ -118,19 +118,8 @@ def _forms(secret: str) -> set[str]:
 def _secrets_in(model: BaseModel) -> Iterable[str]:
     for name in type(model).model_fields:
         value = getattr(model, name)
-        if isinstance(value, SecretStr):
-            yield value.get_secret_value()
-        elif isinstance(value, BaseModel):
-            yield from _secrets_in(value)
-
-
-def _passwords_in(value: str) -> Iterable[str]:
-    if "://" not in value:
-        return
-    try:
-        password = urlsplit(value).password
-    except ValueError:
-        return
-    if password:
-        yield password
-        yield unquote(password)
+        for each in value if isinstance(value, tuple) else (value,):
+            if isinstance(each, SecretStr):
+                yield each.get_secret_value()
+            elif isinstance(each, BaseModel):
+                yield from _secrets_in(each)

@@ -20,8 +20,8 @@ from urllib.parse import unquote, urlsplit
 import typer
 from sqlalchemy import Engine, text
 
-from pipeline.contract.base_urls import urls_of
 from pipeline.contract.errors import PipelineError
+from pipeline.contract.url_secrets import hide_passwords
 from pipeline.embedded.postgres_programs import installations
 from pipeline.embedded.redis_programs import find_program
 from pipeline.hidden_packages import find_hidden
@@ -29,7 +29,7 @@ from pipeline.queue.broker import broker_of
 from pipeline.queue.payloads import open_payloads
 from pipeline.settings import Settings
 from pipeline.store import schema
-from pipeline.store.engine import transact
+from pipeline.store.engine import place_of, transact
 from rollout.deployment import borrowed, engine_of, private_services, settings_of
 from rollout.endpoint import probe
 from workers.sandbox.kinds import choose_local, obstacle_of
@@ -74,7 +74,7 @@ def run_checks(ctx: typer.Context) -> Iterator[Check]:
         yield _failed("settings", error)
         return
     yield Check("settings", "ok", f"data directory {settings.data_dir}")
-    urls = urls_of(settings.llm.base_url) or (None,)
+    urls = settings.llm.base_urls or (None,)
     for name, look in (
         ("database", _database),
         ("broker", _broker),
@@ -141,7 +141,7 @@ def _schema_and_clock(settings: Settings) -> Check:
         skew_s = _clock_skew_s(engine)
     finally:
         engine.dispose()
-    place = engine.url.render_as_string(hide_password=True)
+    place = place_of(engine)
     if abs(skew_s) > _MAX_CLOCK_SKEW_S:
         detail = f"its clock and this machine's differ by {skew_s:.0f} s"
         return Check("database", "warning", detail, "Synchronise the clocks (NTP).")
@@ -182,8 +182,9 @@ def _endpoint(settings: Settings, url: str | None) -> Check:
         remedy = "Set OPENAI_BASE_URL, or give each run --base-url."
         return Check("model endpoint", "warning", "none is named", remedy)
     found = probe(settings, url)
+    url = hide_passwords(url)
     if found.right_url:
-        remedy = f"Set OPENAI_BASE_URL={found.right_url}"
+        remedy = f"Set OPENAI_BASE_URL={hide_passwords(found.right_url)}"
         return Check("model endpoint", "failed", f"{url}: {found.error}", remedy, 3)
     if not found.is_reachable:
         remedy = "Start it, or change OPENAI_BASE_URL."
@@ -203,11 +204,12 @@ def _disk(settings: Settings) -> Check:
 
 
 def _payloads(settings: Settings) -> Check:
-    url = settings.payloads.url
+    named = settings.payloads.url
+    url = named.get_secret_value() if named else None
     if url is not None and urlsplit(url).scheme != "file":
         store = open_payloads(settings)
         store.get(store.uri("rollout-doctor"))
-        return Check("payloads", "ok", url)
+        return Check("payloads", "ok", hide_passwords(url))
     folder = Path(unquote(urlsplit(url).path)) if url else settings.data_dir / "payloads"
     try:
         with tempfile.TemporaryFile(dir=_existing(folder)):

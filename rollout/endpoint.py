@@ -9,13 +9,21 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
+from base64 import b64encode
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
-from pipeline.contract.base_urls import is_loopback, same_endpoint, urls_of
-from pipeline.contract.errors import ConfigError, ServiceUnavailable
+from pipeline.contract.base_urls import (
+    carries_credentials,
+    is_loopback,
+    same_endpoint,
+    urls_of,
+    without_credentials,
+)
+from pipeline.contract.errors import ConfigError, InputError, ServiceUnavailable
 from pipeline.contract.run import RunConfig
 from pipeline.settings import Settings
 from rollout.output import note
@@ -51,12 +59,13 @@ class Endpoints:
 
 
 def endpoints_of(settings: Settings, base_url: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    """Return the endpoints that a local run uses.
+    """Return the endpoints that a local run uses, without credentials.
 
     Raises:
         ConfigError: Neither the run nor the settings have an endpoint.
     """
-    urls = urls_of(base_url) or urls_of(settings.llm.base_url)
+    # Runs are stored, shown and sent: credentials stay in the settings.
+    urls = urls_of(base_url) or tuple(map(without_credentials, settings.llm.base_urls))
     if not urls:
         raise ConfigError(
             "No model endpoint is named.",
@@ -78,8 +87,16 @@ def find_endpoints(settings: Settings, config: RunConfig, *, named: Collection[s
 
     Raises:
         ConfigError: No endpoint is configured, or its base URL lacks its /v1.
+        InputError: A named endpoint carries credentials.
         ServiceUnavailable: None of the endpoints answers.
     """
+    if any(carries_credentials(url) for url in named):
+        raise InputError(
+            "A base URL of a run carries no credentials.",
+            why="Runs are stored and shown, and travel in every request.",
+            remedy="Name it without them, and set OPENAI_BASE_URL with them for the workers.",
+            code="E106",
+        )
     urls = endpoints_of(settings, config.base_url)
     models = require_endpoints(settings, urls, named=named)
     only = models[0] if len(models) == 1 else None
@@ -94,7 +111,7 @@ def worker_environment(
     A key in the settings belongs to the endpoint in the settings. If the settings have none, the
     key belongs to the endpoints in the caller's options. Other endpoints are called without a key.
     """
-    own = urls_of(settings.llm.base_url)
+    own = settings.llm.base_urls
     variables: dict[str, str] = {}
     if all(_is_among(url, own or named) for url in endpoints.urls):
         variables["ROLLOUT_LLM__BASE_URL"] = json.dumps(own or endpoints.urls)
@@ -104,7 +121,7 @@ def worker_environment(
                 f"No API key is sent to {', '.join(endpoints.urls)}: only the run names it. "
                 "To send yours, give --base-url or set OPENAI_BASE_URL."
             )
-        allowed = [*settings.worker.allowed_base_urls, *endpoints.urls]
+        allowed = [*settings.worker.allowed_urls, *endpoints.urls]
         variables["ROLLOUT_WORKER__ALLOWED_BASE_URLS"] = json.dumps(allowed)
     if settings.llm.model is None and endpoints.model is not None:
         variables["ROLLOUT_LLM__MODEL"] = endpoints.model
@@ -115,13 +132,14 @@ def probe(settings: Settings, base_url: str, *, named: Collection[str] = ()) -> 
     """Ask an endpoint for its models, for at most two seconds; four if the URL may lack /v1.
 
     Args:
-        settings: Their key is sent to their endpoints.
+        settings: Their key, or else the user and password of their URL, is sent to their endpoints.
         base_url: The endpoint.
         named: Endpoints that get the key if the settings have none.
     """
-    owners = urls_of(settings.llm.base_url) or named
-    key = settings.llm.api_key if _is_among(base_url, owners) else None
-    secret = key.get_secret_value() if key else None
+    owners = settings.llm.base_urls or named
+    own = next((url for url in owners if same_endpoint(base_url, url)), None)
+    secret = _authorization(settings, own) if own else None
+    base_url = without_credentials(base_url)
     found = _ask(base_url, secret)
     right_url = base_url.rstrip("/") + "/v1"
     is_wrong_path = found.error is not None and found.status in (200, 404, 405)
@@ -173,11 +191,18 @@ def _require_right_url(url: str, found: Probe) -> None:
     )
 
 
-def _ask(base_url: str, key: str | None) -> Probe:
+def _authorization(settings: Settings, url: str) -> str | None:
+    if settings.llm.api_key:
+        return f"Bearer {settings.llm.api_key.get_secret_value()}"
+    userinfo, at, _ = urlsplit(url).netloc.rpartition("@")
+    return f"Basic {b64encode(unquote(userinfo).encode()).decode()}" if at else None
+
+
+def _ask(base_url: str, authorization: str | None) -> Probe:
     try:
         request = urllib.request.Request(base_url.rstrip("/") + "/models")
-        if key:
-            request.add_header("Authorization", f"Bearer {key}")
+        if authorization:
+            request.add_header("Authorization", authorization)
         with _opener(base_url).open(request, timeout=PROBE_S) as answer:
             return _listed(answer.status, answer.read(1_000_000))
     except urllib.error.HTTPError as error:

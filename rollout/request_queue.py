@@ -23,7 +23,7 @@ def request_queue(
     if config.queue != DEFAULT_REQUEST_QUEUE:
         return config.queue
     settings = deployment.settings
-    usual = (*urls_of(settings.llm.base_url), *settings.worker.allowed_base_urls)
+    usual = (*settings.llm.base_urls, *settings.worker.allowed_urls)
     is_usual = not local.plugin and all(may_call(url, usual) for url in urls_of(config.base_url))
     return config.queue if is_usual and not _refusing(deployment, config) else own_queue_of(slug)
 

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from pipeline.contract.errors import InputError
 from pipeline.contract.run import RunConfig
+from pipeline.contract.url_secrets import hide_passwords
 
 E_OPTION = "E106"
 
@@ -151,7 +152,7 @@ def run_config(options: SubmitOptions, defaults: Mapping[str, Any]) -> RunConfig
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:
-        raise _bad_option(error) from error
+        raise _bad_option(error) from None  # pydantic shows the input, which may be a secret
 
 
 def _halves(assignment: str, form: str) -> tuple[str, str]:
@@ -199,6 +200,5 @@ def _bad_option(error: ValidationError) -> InputError:
     message = first["msg"].removeprefix("Value error, ")
     if not place:
         return InputError(f"These options do not go together: {message}.", code=E_OPTION)
-    return InputError(
-        f"{'.'.join(place)} cannot be {first.get('input')!r}: {message}.", code=E_OPTION
-    )
+    given = hide_passwords(repr(first.get("input")))
+    return InputError(f"{'.'.join(place)} cannot be {given}: {message}.", code=E_OPTION)

@@ -13,6 +13,8 @@ from functools import lru_cache
 from typing import Any, cast
 from urllib.parse import urlsplit
 
+from pipeline.contract.url_secrets import hide_passwords, passwords_in
+
 #: Characters that make URL parsers disagree about the host.
 _READ_DIFFERENTLY = re.compile(r"[\s\\@]")
 
@@ -41,7 +43,7 @@ def urls_of(base_url: str | tuple[str, ...] | None) -> tuple[str, ...]:
 
 
 def same_endpoint(left: str, right: str | None) -> bool:
-    """Return whether two base URLs name the same endpoint.
+    """Return whether two base URLs name the same endpoint, with whatever credentials.
 
     Raises:
         ValueError: One of the URLs cannot be parsed.
@@ -59,13 +61,22 @@ def may_call(url: str, known: Iterable[str]) -> bool:
 
 
 def without_credentials(url: str) -> str:
-    """Return a URL without the user and password that it may carry.
+    """Return a URL without the user, the password and the secret parameters that it may carry.
 
     Raises:
         ValueError: The URL cannot be parsed.
     """
     parts = urlsplit(url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+    return hide_passwords(parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl())
+
+
+def carries_credentials(url: str) -> bool:
+    """Return whether a URL carries a user, a password or a secret parameter.
+
+    Raises:
+        ValueError: The URL cannot be parsed.
+    """
+    return "@" in urlsplit(url).netloc or bool(passwords_in(url))
 
 
 @lru_cache(maxsize=64)
@@ -86,4 +97,5 @@ def is_loopback(url: str) -> bool:
 
 def _normalised(url: str) -> tuple[str, str, str]:
     parts = urlsplit(url)
-    return parts.scheme, parts.netloc.lower(), parts.path.rstrip("/")
+    host = parts.netloc.rpartition("@")[2]
+    return parts.scheme, host.lower(), parts.path.rstrip("/")

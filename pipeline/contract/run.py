@@ -9,11 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from pipeline.contract.base_urls import base_url_of, urls_of
+from pipeline.contract.base_urls import base_url_of, carries_credentials, urls_of
 from pipeline.contract.errors import SCORED_BY_DEFAULT, Action, ErrorClass
 from pipeline.contract.names import Name
 from pipeline.contract.rollout import RunPurpose
@@ -172,7 +171,7 @@ class RunConfig(AttemptSpec):
     @field_validator("base_url")
     @classmethod
     def _check_base_url(cls, value: str | tuple[str, ...] | None) -> Any:
-        if any("@" in urlsplit(url).netloc for url in urls_of(value)):
+        if any(carries_credentials(url) for url in urls_of(value)):
             # Configurations are stored and shown, and travel in every request.
             raise ValueError("a base URL carries no credentials: keys are the worker's own")
         return value

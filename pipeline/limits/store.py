@@ -16,6 +16,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from pipeline.contract.errors import ConfigError
+from pipeline.contract.url_secrets import hide_passwords
 from pipeline.limits.settings import LimitSettings
 from pipeline.limits.shared_limits import SharedLimits, answered
 from pipeline.limits.status import ANY_MODEL, LimitStatus, endpoint_key
@@ -57,12 +58,12 @@ class LimitStore:
                 socket_timeout=TIMEOUT_S,
                 socket_connect_timeout=TIMEOUT_S,
             )
-        except ValueError as error:
+        except ValueError:  # its text may show a part of the password
             raise ConfigError(
-                "The Redis URL for limits cannot be used.",
-                why=str(error),
-                remedy="Write it as redis://HOST:PORT/DB, rediss://… or unix:///PATH.",
-            ) from error
+                f"The Redis URL for limits, {hide_passwords(url)}, cannot be used.",
+                remedy="Write it as redis://HOST:PORT/DB, rediss://… or unix:///PATH, and "
+                "percent-encode its password.",
+            ) from None
         return cls(client, prefix=prefix)
 
     def limits_of(self, endpoint: str, model: str) -> SharedLimits:

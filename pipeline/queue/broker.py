@@ -16,6 +16,7 @@ from urllib.parse import urlsplit, urlunsplit
 from kombu import Connection, Exchange, Queue
 
 from pipeline.contract.errors import ConfigError, QueueUnavailable
+from pipeline.contract.url_secrets import hide_passwords, without_passwords
 from pipeline.queue.driver_errors import is_driver_error
 from pipeline.queue.signing import Signer
 from pipeline.settings import BrokerSettings, Settings
@@ -67,12 +68,8 @@ class Broker:
 
     @property
     def place(self) -> str:
-        """The address without its password, for logs and messages."""
-        parts = urlsplit(self.url)
-        if not parts.password:
-            return self.url
-        host = parts.netloc.rpartition("@")[2]
-        return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:***@{host}"))
+        """The address without its passwords, for logs and messages."""
+        return hide_passwords(self.url)
 
     @property
     def has_remote_control(self) -> bool:
@@ -167,7 +164,7 @@ class Broker:
         """Return the error for a broker that cannot be reached."""
         return QueueUnavailable(
             f"The broker at {self.place} does not answer.",
-            why=str(error).strip() or type(error).__name__,
+            why=without_passwords(str(error).strip(), self.url) or type(error).__name__,
             remedy="Check ROLLOUT_BROKER__URL, or start local services: rollout up",
         )
 
@@ -193,6 +190,7 @@ def broker_of(settings: Settings) -> Broker:
 
 def _unsigned_broker(url: str, settings: Settings) -> Broker:
     scheme = url.partition(":")[0].lower()
+    _require_readable(url)
     timeout_s = settings.broker.connect_timeout_s
     prefix = settings.broker.prefix
     if scheme in ("redis", "rediss", "redis+socket", "unix"):
@@ -227,6 +225,18 @@ def _unsigned_broker(url: str, settings: Settings) -> Broker:
     )
 
 
+def _require_readable(url: str) -> None:
+    try:
+        for each in url.split(";"):
+            _ = urlsplit(each).port
+    except ValueError:  # its text would show a part of the password
+        raise ConfigError(
+            f"The broker URL {hide_passwords(url)} cannot be read.",
+            why="Its port is no number, or its password holds a character that URLs reserve.",
+            remedy="Percent-encode the password: %2F for /, %3F for ?, %23 for #, %40 for @.",
+        ) from None
+
+
 def _redis_tls(url: str, settings: BrokerSettings) -> dict[str, Any] | None:
     if "ssl_" in urlsplit(url).query:
         return None
@@ -249,12 +259,12 @@ def _sqs_broker(url: str, settings: Settings) -> Broker:
         "polling_interval": 0.1,
         "queue_name_prefix": settings.broker.prefix,
     }
-    endpoint = aws.sqs_endpoint_url or aws.endpoint_url
-    if endpoint:
+    if endpoint := aws.sqs_endpoint:
         # Kombu has no option for the endpoint: the host of the broker URL is the endpoint.
         parts, server = urlsplit(url), urlsplit(endpoint)
         credentials, at, _ = parts.netloc.rpartition("@")
-        url = urlunsplit(parts._replace(netloc=credentials + at + server.netloc))
+        host = server.netloc.rpartition("@")[2]
+        url = urlunsplit(parts._replace(netloc=credentials + at + host))
         options["is_secure"] = server.scheme == "https"
     return Broker(
         url,

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from urllib.parse import quote, unquote, urlsplit
 
 from pipeline.contract.errors import ConfigError, ServiceUnavailable
+from pipeline.contract.url_secrets import hide_passwords, without_passwords
 from pipeline.queue.signing import COMPLETION, Signer
 from pipeline.settings import Settings
 
@@ -225,7 +226,9 @@ class S3Payloads:
         try:
             yield
         except (BotoCoreError, ClientError) as error:
-            raise self._unavailable(str(error)) from error
+            # The error's own text may hold the endpoint's password, so it is no cause.
+            why = without_passwords(str(error), self._client.meta.endpoint_url)
+            raise self._unavailable(why) from None
 
     def _unavailable(self, why: str) -> ServiceUnavailable:
         return ServiceUnavailable(
@@ -247,20 +250,21 @@ def open_payloads(settings: Settings) -> PayloadStore:
 
 
 def _open_unsigned(settings: Settings) -> PayloadStore:
-    url = settings.payloads.url
-    if url is None:
+    if settings.payloads.url is None:
         return FolderPayloads(settings.data_dir / "payloads")
+    url = settings.payloads.url.get_secret_value()
     parts = urlsplit(url)
     if parts.scheme == "file":
         return FolderPayloads(Path(unquote(parts.path)))
-    if parts.scheme == "s3" and parts.netloc:
+    # S3 credentials never stand in the URL: it is stored with every trajectory.
+    if parts.scheme == "s3" and parts.netloc and "@" not in parts.netloc:
         return S3Payloads(
             parts.netloc,
             parts.path,
             region_name=settings.aws.region,
-            endpoint_url=settings.aws.s3_endpoint_url or settings.aws.endpoint_url,
+            endpoint_url=settings.aws.s3_endpoint,
         )
     raise ConfigError(
-        f"The payload store {url!r} cannot be used.",
+        f"The payload store {hide_passwords(url)!r} cannot be used.",
         remedy="Set ROLLOUT_PAYLOADS__URL to file:///folder or s3://bucket/prefix.",
     )

@@ -9,12 +9,12 @@ from __future__ import annotations
 import difflib
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlencode
 
-from pydantic import Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 from pydantic_settings import (
     BaseSettings,
     DotEnvSettingsSource,
@@ -25,6 +25,7 @@ from pydantic_settings import (
 )
 
 from pipeline.contract.errors import ConfigError
+from pipeline.contract.url_secrets import MASK, hide_passwords
 from pipeline.settings.sections import (
     AwsSettings,
     BrokerSettings,
@@ -60,7 +61,11 @@ class Settings(BaseSettings):
     """All settings."""
 
     model_config = SettingsConfigDict(
-        env_prefix="ROLLOUT_", env_nested_delimiter="__", frozen=True, extra="forbid"
+        env_prefix="ROLLOUT_",
+        env_nested_delimiter="__",
+        frozen=True,
+        extra="forbid",
+        hide_input_in_errors=True,
     )
 
     data_dir: Path = Field(default=Path(".rollout"), description="Private servers, payloads, logs.")
@@ -262,10 +267,25 @@ def _config_error(error: ValidationError) -> ConfigError:
             remedy=_did_you_mean(place[-1], model.model_fields),
         )
     return ConfigError(
-        f"The setting {'.'.join(place)} cannot be {first.get('input')!r}.",
+        f"The setting {'.'.join(place)} cannot be {_shown_input(place, first.get('input'))}.",
         why=f"{first['msg']}.",
         remedy=f"Set it in {TOML_NAME} or by {name}.",
     )
+
+
+def _shown_input(place: Sequence[str], value: Any) -> str:
+    """Return a rejected value as it may be shown; one of a secret setting may be the secret."""
+    model: Any = Settings
+    for part in place:
+        field = model.model_fields.get(part)
+        if field is None:
+            break
+        if "SecretStr" in repr(field.annotation):
+            return MASK
+        model = field.annotation
+        if not (isinstance(model, type) and issubclass(model, BaseModel)):
+            break
+    return hide_passwords(repr(value))
 
 
 def _did_you_mean(name: str, known: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 from pydantic_settings import NoDecode
 
-from pipeline.contract.run import BaseUrl
+from pipeline.contract.base_urls import base_url_of
 
 
 def _split(value: Any) -> Any:
@@ -27,8 +27,13 @@ def _split(value: Any) -> Any:
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 
 
+#: As `Names`, of URLs. All URLs are secret here, because each may carry a password.
+SecretUrls = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_split)]
+
+
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # A traceback would show the input, and so the password of a URL.
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
 class DatabaseSettings(_Section):
@@ -78,9 +83,21 @@ class AwsSettings(_Section):
     """Endpoints of SQS and S3; credentials come from the usual AWS places."""
 
     region: str = Field(default="us-east-1", description="AWS region.")
-    endpoint_url: str | None = Field(default=None, description="Endpoint of all AWS services.")
-    sqs_endpoint_url: str | None = Field(default=None, description="Endpoint of SQS alone.")
-    s3_endpoint_url: str | None = Field(default=None, description="Endpoint of S3 alone.")
+    endpoint_url: SecretStr | None = Field(
+        default=None, description="Endpoint of all AWS services."
+    )
+    sqs_endpoint_url: SecretStr | None = Field(default=None, description="Endpoint of SQS alone.")
+    s3_endpoint_url: SecretStr | None = Field(default=None, description="Endpoint of S3 alone.")
+
+    @property
+    def sqs_endpoint(self) -> str | None:
+        """The URL of SQS; None: that of AWS."""
+        return _revealed(self.sqs_endpoint_url or self.endpoint_url)
+
+    @property
+    def s3_endpoint(self) -> str | None:
+        """The URL of S3; None: that of AWS."""
+        return _revealed(self.s3_endpoint_url or self.endpoint_url)
 
 
 class DispatchSettings(_Section):
@@ -144,7 +161,7 @@ class PayloadSettings(_Section):
         default="inline",
         description="`object`: always through the object store, before the message.",
     )
-    url: str | None = Field(
+    url: SecretStr | None = Field(
         default=None,
         description="file:///… or s3://bucket/prefix; None: a folder of the data directory.",
     )
@@ -156,12 +173,14 @@ class PayloadSettings(_Section):
 class LlmSettings(_Section):
     """The model endpoint workers use where a run names none."""
 
-    base_url: Annotated[BaseUrl, NoDecode] = Field(
+    base_url: Annotated[
+        SecretStr | tuple[SecretStr, ...] | None, NoDecode, BeforeValidator(base_url_of)
+    ] = Field(
         default=None,
         description="OpenAI-compatible endpoint, or several that serve the same model.",
     )
     api_key: SecretStr | None = Field(default=None, description="API key of llm.base_url.")
-    anthropic_base_url: str | None = Field(default=None, description="Anthropic endpoint.")
+    anthropic_base_url: SecretStr | None = Field(default=None, description="Anthropic endpoint.")
     anthropic_api_key: SecretStr | None = Field(
         default=None, description="API key of llm.anthropic_base_url."
     )
@@ -176,6 +195,19 @@ class LlmSettings(_Section):
         default=True, description="Send the rollout's label as the field `user` of each call."
     )
     capture_tokens: bool = Field(default=False, description="Ask for token ids and logprobs.")
+
+    @property
+    def base_urls(self) -> tuple[str, ...]:
+        """The URLs of `base_url`, with their credentials; none where it is None."""
+        if self.base_url is None:
+            return ()
+        urls = self.base_url if isinstance(self.base_url, tuple) else (self.base_url,)
+        return tuple(url.get_secret_value() for url in urls)
+
+    @property
+    def anthropic_url(self) -> str | None:
+        """The URL of `anthropic_base_url`, with its credentials."""
+        return _revealed(self.anthropic_base_url)
 
 
 class LimitsRedisSettings(_Section):
@@ -196,7 +228,7 @@ class WorkerSettings(_Section):
     plugins: Names = Field(
         default=(), description="Modules (or .py files) that register agents, tools and rewards."
     )
-    allowed_base_urls: Names = Field(
+    allowed_base_urls: SecretUrls = Field(
         default=(), description="Endpoints a run may name besides loopback and llm.base_url."
     )
     sandbox: Literal["auto", "bubblewrap", "namespaces", "process"] = Field(
@@ -215,6 +247,11 @@ class WorkerSettings(_Section):
         "further ones run in the worker; 0: all do.",
     )
 
+    @property
+    def allowed_urls(self) -> tuple[str, ...]:
+        """The URLs of `allowed_base_urls`."""
+        return tuple(url.get_secret_value() for url in self.allowed_base_urls)
+
 
 class FlowerSettings(_Section):
     """The Flower dashboard."""
@@ -227,3 +264,7 @@ class FlowerSettings(_Section):
     password: SecretStr | None = Field(
         default=None, description="Password; None: a new one is made and printed."
     )
+
+
+def _revealed(url: SecretStr | None) -> str | None:
+    return url.get_secret_value() if url else None

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import psycopg
 from psycopg.types.array import ListBinaryDumper
-from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
+from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.exc import DBAPIError
 
 from pipeline.contract.errors import ConfigError, StoreRejected, StoreUnavailable
+from pipeline.contract.url_secrets import hide_passwords, without_passwords
+from pipeline.store.database_url import read_url
 from pipeline.store.faults import Fault, fault_of, reason_of, sqlstate_of
 
 #: Channels of NOTIFY. Listeners also poll slowly, in case a notification is lost.
@@ -47,10 +49,7 @@ def open_engine(url: str, *, pool_size: int = 5, connect_timeout_s: float = 10) 
     Raises:
         ConfigError: The URL is not one of PostgreSQL.
     """
-    try:
-        parsed = make_url(url)
-    except Exception as error:
-        raise ConfigError("The database URL cannot be read.", why=str(error)) from error
+    parsed, secret_options = read_url(url)
     if parsed.get_backend_name() not in ("postgresql", "postgres"):
         raise ConfigError(
             f"The database is {parsed.get_backend_name()}; the trajectory store needs PostgreSQL.",
@@ -65,10 +64,16 @@ def open_engine(url: str, *, pool_size: int = 5, connect_timeout_s: float = 10) 
             "application_name": "rollout",
             # Prepare at the first execution: the frequent statements are few and do not vary.
             "prepare_threshold": 0,
+            **secret_options,
         },
     )
     event.listen(engine, "before_cursor_execute", _choose_format)
     return engine
+
+
+def place_of(engine: Engine) -> str:
+    """Return the address of an engine's database, for logs and messages."""
+    return hide_passwords(engine.url.render_as_string(hide_password=False))
 
 
 def _choose_format(
@@ -105,8 +110,9 @@ def transact(engine: Engine, work: Callable[[Connection], T], *, tries: int = 3)
 
 def translated(engine: Engine, error: BaseException) -> StoreUnavailable | StoreRejected:
     """Return the pipeline's error for one of Postgres, explained to a person."""
-    reason = reason_of(error).rstrip(".") + "."
-    place = engine.url.render_as_string(hide_password=True)
+    url = engine.url.render_as_string(hide_password=False)
+    reason = without_passwords(reason_of(error), url).rstrip(".") + "."
+    place = place_of(engine)
     fault = fault_of(error)
     if fault is Fault.DATA:
         return StoreRejected(
@@ -170,10 +176,11 @@ class Listener:
             self._connection = None
 
     def _connect(self) -> psycopg.Connection:
-        arguments, options = self._engine.dialect.create_connect_args(self._engine.url)
-        connection = psycopg.connect(
-            *arguments, **options, autocommit=True, connect_timeout=5, application_name="rollout"
-        )
+        # A new pool without connections: this one has the engine's options and is not lent again.
+        opened = self._engine.pool.recreate().connect()
+        connection = cast("psycopg.Connection", opened.driver_connection)
+        opened.detach()
+        connection.autocommit = True
         for channel in self._channels:
             connection.execute(f"LISTEN {channel}".encode())
         return connection

@@ -1,17 +1,17 @@
 """`rollout config show`: the effective settings, and the source of each.
 
-Secrets are shown as `***`; in a URL only the password is hidden.
+Secrets are shown as `***`; in a URL only the passwords are hidden.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
-from urllib.parse import urlsplit, urlunsplit
 
 import typer
 from pydantic import SecretStr
 
+from pipeline.contract.url_secrets import MASK, hide_passwords
 from pipeline.settings import load_settings, settings_layers
 from rollout.deployment import settings_flags
 from rollout.options import Json
@@ -74,23 +74,15 @@ def _values(layer: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 
 def hide_secret(secret: str) -> str:
-    """Return the part of a secret that may be shown: a URL without its password, else `***`."""
-    parts = urlsplit(secret)
-    if not parts.scheme or "//" not in secret:
-        return "***"
-    if parts.password is not None:
-        host = parts.netloc.rpartition("@")[2]
-        parts = parts._replace(netloc=f"{parts.username or ''}:***@{host}")
-    if "pass" in parts.query.lower():
-        parts = parts._replace(query="***")
-    return urlunsplit(parts)
+    """Return the part of a secret that may be shown: a URL without its passwords, else `***`."""
+    return hide_passwords(secret) if "://" in secret else MASK
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, SecretStr):
         return hide_secret(value.get_secret_value())
     if isinstance(value, tuple):
-        return list(value)
+        return [_plain(each) for each in value]
     return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
 
 

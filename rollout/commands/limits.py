@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from pipeline.contract.errors import ConfigError
+from pipeline.contract.url_secrets import hide_passwords
 from pipeline.limits.settings import LimitSettings
 from pipeline.limits.status import ANY_MODEL, LimitStatus
 from pipeline.limits.store import LimitStore
@@ -74,6 +75,7 @@ def set_(
     )
     named = model or ANY_MODEL
     _with_store(ctx, lambda store: store.set(base_url, named, wanted))
+    base_url = hide_passwords(base_url)
     if as_json:
         print_json({"endpoint": base_url, "model": named, "limits": _set_limits(wanted)})
     else:

@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 from fixtures.messages import request_of
+from pydantic import SecretStr
 
 from pipeline.contract.errors import ModelBadRequest
 from pipeline.settings import Settings, load_settings
 from workers.process.attempt import Attempt
+from workers.process.endpoints import announced_endpoints
 from workers.process.runtime import Runtime
 
 OWN = "https://models.example/v1"
@@ -74,7 +76,7 @@ def test_one_replica_that_may_not_be_called_is_enough_to_refuse_them_all(setting
 
 
 def test_all_endpoints_of_the_settings_are_the_workers_own(settings):
-    llm = settings.llm.model_copy(update={"base_url": (OWN, ALLOWED)})
+    llm = settings.llm.model_copy(update={"base_url": (SecretStr(OWN), SecretStr(ALLOWED))})
     client = client_for(settings.model_copy(update={"llm": llm}), base_url=None)
     assert [each.api_key for each in client.clients.values()] == ["sk-own", "sk-own"]
 
@@ -119,3 +121,14 @@ def test_neither_prompt_nor_options_of_a_message_name_an_endpoint(settings):
     evil = {"base_url": "https://evil.example/v1", "api_key": "sk-evil", "endpoint": "evil"}
     client = client_for(settings, prompt={"prompt": "Hello.", **evil}, sampling=dict(evil))
     assert (client.base_url, client.api_key) == (OWN, "sk-own")
+
+
+def test_an_endpoint_is_called_with_the_credentials_of_the_settings_and_no_others(settings):
+    own = OWN.replace("://", "://user:planted@")
+    llm = settings.llm.model_copy(update={"base_url": SecretStr(own), "api_key": None})
+    settings = settings.model_copy(update={"llm": llm})
+    for named in (None, OWN, OWN.replace("://", "://other:word@")):
+        client = client_for(settings, base_url=named)
+        assert client.base_url == own
+        assert "planted" not in f"{client!r} {client.endpoint}"
+    assert announced_endpoints(settings)[0] == OWN

@@ -58,7 +58,7 @@ def test_each_source_wins_over_those_below_it(folder, monkeypatch, highest):
         monkeypatch.setenv("ROLLOUT_LLM__BASE_URL", "http://environment")
     overrides = {"llm": {"base_url": "http://flags"}} if "flags" in present else None
     settings = load_settings(overrides=overrides, start=folder)
-    assert settings.llm.base_url == f"http://{present[-1]}"
+    assert settings.llm.base_urls == (f"http://{present[-1]}",)
 
 
 def test_sections_are_merged_field_by_field(folder, monkeypatch):

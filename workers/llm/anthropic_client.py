@@ -58,7 +58,7 @@ class ClaudeAPIClient(SdkClient):
         return {**request, **self._extra_body}
 
     def _read(self, answer: HttpAnswer) -> ModelResponse:
-        return response_of(read_json_answer(answer, self._url), self._url)
+        return response_of(read_json_answer(answer, self._shown_url), self._shown_url)
 
     def _make_sdk(self, **options: Any) -> anthropic.AsyncAnthropic:
         http_client = anthropic.DefaultAioHttpClient(**self._http_options())

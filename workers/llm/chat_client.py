@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from pipeline.contract.base_urls import without_credentials
 from pipeline.contract.errors import ConfigError, ModelError, ModelRateLimit, ModelTransportError
+from pipeline.contract.url_secrets import hide_passwords
 from workers.core.model_response import ModelResponse
 from workers.llm.call_errors import HttpAnswer, malformed
 from workers.llm.call_limits import CallLimiter
@@ -124,12 +125,13 @@ class ChatClient(ABC):
         self._headers = dict(headers or {})
         self._watch = watch
         self._url = f"{self.base_url}{self._path}"
+        self._shown_url = f"{self.endpoint}{self._path}"
 
     #: Path of the call below the base URL.
     _path = "/chat/completions"
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.base_url!r}, model={self.model!r})"
+        return f"{type(self).__name__}({self.endpoint!r}, model={self.model!r})"
 
     async def generate(
         self,
@@ -226,13 +228,13 @@ class ChatClient(ABC):
     def _named(self, model: str | None) -> str:
         if not model:
             raise ConfigError(
-                f"No model is named for {self.base_url}.",
+                f"No model is named for {self.endpoint}.",
                 remedy="Give --model, or model= to the client.",
             )
         return model
 
     def _read(self, answer: HttpAnswer) -> ModelResponse:
-        return read_completion(answer, self._url)
+        return read_completion(answer, self._shown_url)
 
     async def try_once(self, body: bytes) -> ModelResponse:
         """Send a prepared body and read the answer, without the limiter and without retries.
@@ -255,7 +257,8 @@ class ChatClient(ABC):
                 answer = await self._post(body)
         except TimeoutError:
             raise ModelTransportError(
-                f"{self._url} gave no whole answer within {self.timeout_s:g} s.", code="timeout"
+                f"{self._shown_url} gave no whole answer within {self.timeout_s:g} s.",
+                code="timeout",
             ) from None
         try:
             return self._read(answer)
@@ -297,7 +300,7 @@ def _checked_base_url(base_url: str) -> str:
     parts = urlsplit(base_url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(
-            f"{base_url!r} is not the base URL of a model endpoint.",
+            f"{hide_passwords(base_url)!r} is not the base URL of a model endpoint.",
             remedy="Give one such as http://127.0.0.1:8000/v1.",
         )
     return base_url.rstrip("/")

@@ -54,12 +54,14 @@ class LeanClient(ChatClient):
                 allow_redirects=False,
                 proxy=shared.proxy,
             ) as answer:
-                check_answer_head(answer.headers, url=self._url, limit_bytes=self.max_answer_bytes)
+                check_answer_head(
+                    answer.headers, url=self._shown_url, limit_bytes=self.max_answer_bytes
+                )
                 return HttpAnswer(answer.status, answer.headers, await self._body(answer))
         except aiohttp.ServerTimeoutError as error:
-            raise _transport(self._url, error, "connect_timeout") from error
+            raise _transport(self._shown_url, error, "connect_timeout") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise _transport(self._url, error, "connection") from error
+            raise _transport(self._shown_url, error, "connection") from error
 
     async def _body(self, answer: aiohttp.ClientResponse) -> bytes:
         chunks: list[bytes] = []
@@ -67,7 +69,7 @@ class LeanClient(ChatClient):
         async for chunk in answer.content.iter_any():
             read_bytes += len(chunk)
             if read_bytes > self.max_answer_bytes:
-                raise answer_too_long(self._url, self.max_answer_bytes)
+                raise answer_too_long(self._shown_url, self.max_answer_bytes)
             chunks.append(chunk)
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 

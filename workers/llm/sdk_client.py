@@ -57,7 +57,7 @@ class SdkClient(ChatClient):
             answer = error.response
         # The SDK's transport does not map all protocol errors of aiohttp.
         except (self._connection_error, aiohttp.ClientError, OSError) as error:
-            raise _transport_error(self._url, error) from error
+            raise _transport_error(self._shown_url, error) from error
         return HttpAnswer(answer.status_code, answer.headers, answer.content)
 
     def _sdk_headers(self) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class SdkClient(ChatClient):
             "limits": httpx2.Limits(max_connections=MAX_CONNECTIONS, keepalive_expiry=KEEPALIVE_S),
             # A redirect would send the prompt and the key to an unconfigured address.
             "follow_redirects": False,
-            "event_hooks": {"response": [_bound_answers(self.base_url, self.max_answer_bytes)]},
+            "event_hooks": {"response": [_bound_answers(self.endpoint, self.max_answer_bytes)]},
         }
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 from contextlib import suppress
 from urllib.parse import urlsplit
 
-from pipeline.contract.base_urls import may_call, urls_of, without_credentials
+from pipeline.contract.base_urls import may_call, same_endpoint, urls_of, without_credentials
 from pipeline.contract.errors import ModelBadRequest
+from pipeline.contract.url_secrets import hide_passwords
 from pipeline.settings import Settings
 
 
@@ -22,7 +23,7 @@ def allowed_endpoints(
     Raises:
         ModelBadRequest: No endpoint is named, or this worker may not call a named one.
     """
-    urls = urls_of(base_url) or urls_of(settings.llm.base_url)
+    urls = urls_of(base_url) or settings.llm.base_urls
     if not urls:
         raise ModelBadRequest(
             "Neither the run nor this worker names a model endpoint. "
@@ -34,11 +35,12 @@ def allowed_endpoints(
         _require_readable(url)
         if not may_call(url, known):
             raise ModelBadRequest(
-                f"This worker may not call {url}: it is neither its own endpoint nor on "
-                "loopback. To allow it, set ROLLOUT_WORKER__ALLOWED_BASE_URLS for the worker.",
+                f"This worker may not call {hide_passwords(url)}: it is neither its own endpoint "
+                "nor on loopback. To allow it, set ROLLOUT_WORKER__ALLOWED_BASE_URLS for the "
+                "worker.",
                 code="endpoint_not_allowed",
             )
-    return urls
+    return tuple(_with_own_credentials(url, known) for url in urls)
 
 
 def announced_endpoints(settings: Settings) -> tuple[str, ...]:
@@ -52,18 +54,25 @@ def announced_endpoints(settings: Settings) -> tuple[str, ...]:
 
 
 def _known(settings: Settings) -> tuple[str, ...]:
-    anthropic = settings.llm.anthropic_base_url
+    anthropic = settings.llm.anthropic_url
     return (
-        *urls_of(settings.llm.base_url),
+        *settings.llm.base_urls,
         *((anthropic,) if anthropic else ()),
-        *settings.worker.allowed_base_urls,
+        *settings.worker.allowed_urls,
     )
+
+
+def _with_own_credentials(url: str, known: tuple[str, ...]) -> str:
+    """Return this worker's own URL of an endpoint if it has credentials: runs carry none."""
+    own = (each for each in known if "@" in each and same_endpoint(url, each))
+    return next(own, url)
 
 
 def _require_readable(url: str) -> None:
     try:
         _ = urlsplit(url).port
-    except ValueError as error:
+    except ValueError:
         raise ModelBadRequest(
-            f"{url!r} is not the URL of an endpoint: {error}.", code="bad_endpoint"
-        ) from error
+            f"{hide_passwords(url)!r} is not the URL of an endpoint: its port is no number.",
+            code="bad_endpoint",
+        ) from None  # the cause may show a part of the password

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import orjson
 
-from pipeline.contract.base_urls import same_endpoint, urls_of
+from pipeline.contract.base_urls import same_endpoint
 from pipeline.contract.errors import ConfigError, ModelBadRequest
 from pipeline.contract.messages import RolloutRequest
 from pipeline.contract.rollout import label_of
@@ -219,9 +219,9 @@ def _make_client(
     from workers.llm.providers import make_client
 
     key = None
-    if any(same_endpoint(base_url, own) for own in urls_of(llm.base_url)):
+    if any(same_endpoint(base_url, own) for own in llm.base_urls):
         key = llm.api_key
-    elif same_endpoint(base_url, llm.anthropic_base_url):
+    elif same_endpoint(base_url, llm.anthropic_url):
         key = llm.anthropic_api_key
     try:
         return make_client(

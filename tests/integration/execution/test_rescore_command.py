@@ -48,8 +48,8 @@ def cli(deployment: Deployment, monkeypatch: pytest.MonkeyPatch, capsys: Any) ->
     monkeypatch.setenv("ROLLOUT_BROKER__URL", settings.broker.url.get_secret_value())
     monkeypatch.setenv("ROLLOUT_BROKER__PREFIX", settings.broker.prefix)
     monkeypatch.setenv("ROLLOUT_DATA_DIR", str(settings.data_dir))
-    if settings.aws.endpoint_url:
-        monkeypatch.setenv("ROLLOUT_AWS__ENDPOINT_URL", settings.aws.endpoint_url)
+    if settings.aws.sqs_endpoint:
+        monkeypatch.setenv("ROLLOUT_AWS__ENDPOINT_URL", settings.aws.sqs_endpoint)
 
     def call(*arguments: str) -> Any:
         capsys.readouterr()

@@ -130,7 +130,7 @@ def test_settings_are_shown_with_their_origin_and_without_their_secrets(
         ("sk-123", "***"),
         ("redis://localhost/0", "redis://localhost/0"),
         ("redis://:pw@host:1/0", "redis://:***@host:1/0"),
-        ("postgresql://u@h/d?password=pw", "postgresql://u@h/d?***"),
+        ("postgresql://u@h/d?password=pw", "postgresql://u@h/d?password=***"),
     ],
 )
 def test_of_an_address_only_the_password_is_hidden(secret, shown):
