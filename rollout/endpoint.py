@@ -7,18 +7,14 @@ endpoints in the caller's settings or options.
 from __future__ import annotations
 
 import json
-import urllib.error
-import urllib.request
 from base64 import b64encode
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from pipeline.contract.base_urls import (
     carries_credentials,
-    is_loopback,
     same_endpoint,
     urls_of,
     without_credentials,
@@ -27,6 +23,7 @@ from pipeline.contract.errors import ConfigError, InputError, ServiceUnavailable
 from pipeline.contract.run import RunConfig
 from pipeline.settings import Settings
 from rollout.output import note
+from workers.llm.model_list import list_models
 
 E_NO_ENDPOINT = "E103"
 E_URL_LACKS_V1 = "E125"
@@ -140,14 +137,14 @@ def probe(settings: Settings, base_url: str, *, named: Collection[str] = ()) -> 
     own = next((url for url in owners if same_endpoint(base_url, url)), None)
     secret = _authorization(settings, own) if own else None
     base_url = without_credentials(base_url)
-    found = _ask(base_url, secret)
+    found = list_models(base_url, secret, timeout_s=PROBE_S)
     right_url = base_url.rstrip("/") + "/v1"
     is_wrong_path = found.error is not None and found.status in (200, 404, 405)
     if is_wrong_path and not base_url.rstrip("/").endswith("/v1"):
-        below = _ask(right_url, secret)
+        below = list_models(right_url, secret, timeout_s=PROBE_S)
         if below.error is None:
             return Probe(below.models, found.status, found.error, right_url)
-    return found
+    return Probe(found.models, found.status, found.error)
 
 
 def require_endpoints(
@@ -198,36 +195,5 @@ def _authorization(settings: Settings, url: str) -> str | None:
     return f"Basic {b64encode(unquote(userinfo).encode()).decode()}" if at else None
 
 
-def _ask(base_url: str, authorization: str | None) -> Probe:
-    try:
-        request = urllib.request.Request(base_url.rstrip("/") + "/models")
-        if authorization:
-            request.add_header("Authorization", authorization)
-        with _opener(base_url).open(request, timeout=PROBE_S) as answer:
-            return _listed(answer.status, answer.read(1_000_000))
-    except urllib.error.HTTPError as error:
-        return Probe(status=error.code, error=f"It answers {error.code} to GET /models.")
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", error)
-        return Probe(error=f"{reason}".strip() or type(error).__name__)
-
-
-def _listed(status: int, body: bytes) -> Probe:
-    try:
-        return Probe(tuple(str(model["id"]) for model in json.loads(body)["data"]), status)
-    except (ValueError, LookupError, TypeError):
-        return Probe(status=status, error="Its answer to GET /models is no list of models.")
-
-
 def _is_among(url: str, urls: Collection[str]) -> bool:
     return any(same_endpoint(url, one) for one in urls)
-
-
-def _opener(base_url: str) -> Any:
-    class NoRedirects(urllib.request.HTTPRedirectHandler):
-        def redirect_request(self, *_: Any) -> None:
-            """Follow no redirect, because it would send the key to an unconfigured address."""
-
-    # Loopback addresses are called without a proxy.
-    handlers = [urllib.request.ProxyHandler({})] if is_loopback(base_url) else []
-    return urllib.request.build_opener(NoRedirects, *handlers)

@@ -230,19 +230,23 @@ def client_from_environment() -> Any:
     """Return the client of the endpoint that the environment names; None without an endpoint.
 
     `OPENAI_BASE_URL`, `OPENAI_API_KEY` and `OPENAI_MODEL` take precedence over `ANTHROPIC_API_KEY`,
-    `ANTHROPIC_BASE_URL` and `ANTHROPIC_MODEL`.
+    `ANTHROPIC_BASE_URL` and `ANTHROPIC_MODEL`. Without `OPENAI_MODEL` the client takes the only
+    model that the endpoint lists.
     """
     environ = os.environ
     is_openai = any(environ.get(name) for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"))
     if not is_openai and not environ.get("ANTHROPIC_API_KEY"):
         return None
     # The client imports an SDK, which takes a second and is not needed with a function as client.
-    from workers.llm.providers import make_client
+    from workers.llm.providers import find_provider, make_client
 
-    model = environ.get("OPENAI_MODEL") or environ.get("MODEL_ID") if is_openai else None
-    if is_openai and not environ.get("OPENAI_BASE_URL"):
+    if not is_openai:
+        return make_client(environ=environ)
+    model = environ.get("OPENAI_MODEL") or environ.get("MODEL_ID")
+    base_url = environ.get("OPENAI_BASE_URL")
+    if not base_url or find_provider(base_url=base_url).name == "openai":
         model = model or DEFAULT_OPENAI_MODEL
-    return make_client(model=model, environ=environ)
+    return make_client(model=model, environ=environ, finds_model=True)
 
 
 def create_agentic_rollout(config_dict: Mapping[str, Any], **kwargs: Any) -> AgenticRollout:

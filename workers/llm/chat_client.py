@@ -24,6 +24,7 @@ from workers.llm.call_retries import CallResult, CallRetries, CallRetryPolicy
 from workers.llm.chat_answers import read_completion
 from workers.llm.connections import release_connections
 from workers.llm.json_text import dump_json
+from workers.llm.model_list import list_models
 
 MAX_ANSWER_BYTES = 32 * 2**20
 MAX_CONNECTIONS = 2000
@@ -35,6 +36,8 @@ KEEPALIVE_S = 4.5
 CAPTURE_FIELDS: Mapping[str, Any] = MappingProxyType({"logprobs": True, "return_token_ids": True})
 #: The limiter's estimate for a call without `max_tokens`.
 DEFAULT_COMPLETION_TOKENS = 512
+_MOST_NAMED = 10
+_NAME_A_MODEL = "Set OPENAI_MODEL or give model= to the client; in a run give --model."
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,7 @@ class ChatClient(ABC):
         headers: Headers sent with every request.
         call_retries: The runner of `retries`; tests pass one with its own clock.
         watch: Called after each try, with the error if a retry can help, with None for any answer.
+        finds_model: Without a model, ask the endpoint for its models, and take the only one.
     """
 
     def __init__(
@@ -109,6 +113,7 @@ class ChatClient(ABC):
         headers: Mapping[str, str] | None = None,
         call_retries: CallRetries | None = None,
         watch: Callable[[ModelError | None], None] = lambda _: None,
+        finds_model: bool = False,
     ) -> None:
         self.base_url = _checked_base_url(base_url)
         self.api_key = api_key or ""
@@ -124,6 +129,7 @@ class ChatClient(ABC):
         self._extra_body = dict(extra_body or {})
         self._headers = dict(headers or {})
         self._watch = watch
+        self._finds_model = finds_model
         self._url = f"{self.base_url}{self._path}"
         self._shown_url = f"{self.endpoint}{self._path}"
 
@@ -153,7 +159,10 @@ class ChatClient(ABC):
             ModelTransportError: The last retry got a 5xx, a timeout or a lost connection.
             ContextOverflow: The prompt exceeds the model's context.
             ModelBadRequest: The server rejected the request, or the answer is not a completion.
+            ConfigError: No model is named, and the endpoint does not have exactly one.
         """
+        if self._finds_model and not (model or self.model):
+            self.model = await self._only_model()
         call = self.prepare(messages, max_tokens, temperature, tools=tools, model=model, **sampling)
         outcome = await self.retries.run(
             call.send, limiter=self.limiter, estimated_tokens=call.estimated_tokens
@@ -227,11 +236,24 @@ class ChatClient(ABC):
 
     def _named(self, model: str | None) -> str:
         if not model:
-            raise ConfigError(
-                f"No model is named for {self.endpoint}.",
-                remedy="Give --model, or model= to the client.",
-            )
+            raise ConfigError(f"No model is named for {self.endpoint}.", remedy=_NAME_A_MODEL)
         return model
+
+    async def _only_model(self) -> str:
+        authorization = f"Bearer {self.api_key}" if self.api_key else None
+        found = await asyncio.to_thread(
+            list_models, self.endpoint, authorization, timeout_s=CONNECT_TIMEOUT_S
+        )
+        if len(found.models) == 1:
+            return found.models[0]
+        some = ", ".join(found.models[:_MOST_NAMED]) + (
+            ", ..." if len(found.models) > _MOST_NAMED else ""
+        )
+        raise ConfigError(
+            f"No model is named for {self.endpoint}.",
+            why=f"It lists {len(found.models)} models: {some}." if some else found.error or "",
+            remedy=_NAME_A_MODEL,
+        )
 
     def _read(self, answer: HttpAnswer) -> ModelResponse:
         return read_completion(answer, self._shown_url)

@@ -23,6 +23,12 @@ def test_without_any_variable_there_is_no_client():
             "m",
         ),
         (
+            {"OPENAI_API_KEY": "k", "OPENAI_BASE_URL": "https://api.openai.com/v1"},
+            "OpenAIClient",
+            "https://api.openai.com/v1",
+            "gpt-4o-mini",
+        ),
+        (
             {"ANTHROPIC_API_KEY": "k", "ANTHROPIC_MODEL": "m"},
             "ClaudeAPIClient",
             "https://api.anthropic.com",
@@ -35,7 +41,7 @@ def test_without_any_variable_there_is_no_client():
             "m",
         ),
     ],
-    ids=["openai", "custom", "anthropic", "both"],
+    ids=["openai", "custom", "document", "anthropic", "both"],
 )
 def test_the_environment_names_the_model_endpoint(monkeypatch, variables, kind, base_url, model):
     for name, value in variables.items():

@@ -157,7 +157,7 @@ def connect(request: pytest.FixtureRequest, waits: Waits) -> Callable[..., ChatC
     def make(base_url: str, api_key: str | None = "sk-planted", **options: Any) -> ChatClient:
         policy = options.pop("policy", {"max_retries": 3})
         options.setdefault("call_retries", waits.retries(**policy))
-        return Client(base_url, api_key, model="m-1", **options)
+        return Client(base_url, api_key, **{"model": "m-1", **options})
 
     return make
 

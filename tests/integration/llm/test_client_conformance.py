@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from pipeline.contract.errors import (
+    ConfigError,
     ContextOverflow,
     ModelBadRequest,
     ModelError,
@@ -451,3 +452,34 @@ async def test_a_client_is_itself_an_llm_generate_func(
         response = await client([{"role": "user", "content": "?"}], max_tokens=5, temperature=0.1)
     assert response.text == "42"
     assert json.loads(json.dumps(response.metadata))
+
+
+async def test_the_only_model_of_an_endpoint_is_taken_where_none_is_named(
+    endpoint: Any, connect: Any, completion: Any, ask: Any
+) -> None:
+    endpoint.answer({"data": [{"id": "qwen"}]})
+    endpoint.answer(completion("42"))
+    client = connect(endpoint.base_url, model=None, finds_model=True)
+    assert (await ask(client)).text == "42"
+    await ask(client)
+    assert [seen.path for seen in endpoint.seen] == ["/v1/models"] + ["/v1/chat/completions"] * 2
+    assert endpoint.seen[0].headers["authorization"] == "Bearer sk-planted"
+    assert endpoint.seen[1].body["model"] == "qwen"
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        ({"data": [{"id": "a"}, {"id": "b"}]}, "It lists 2 models: a, b."),
+        ({"data": []}, "OPENAI_MODEL"),
+        ({"error": "no"}, "no list of models"),
+    ],
+)
+async def test_a_model_that_cannot_be_found_is_asked_for(
+    endpoint: Any, connect: Any, ask: Any, answer: Any, reason: str
+) -> None:
+    endpoint.answer(answer)
+    with pytest.raises(ConfigError, match="No model is named") as error:
+        await ask(connect(endpoint.base_url, model=None, finds_model=True))
+    assert reason in str(error.value)
+    assert "OPENAI_MODEL" in str(error.value)
