@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
@@ -93,14 +93,16 @@ def record_outcomes(connection: Connection, completions: Sequence[Completion]) -
     if not completions:
         return report
     configs = _configs(connection, {completion.run_id for completion in completions})
-    rounds = _rounds(completions)
-    if len(rounds) > 1:
+    first, *later = _rounds(completions)
+    rows = _lock_rollouts(connection, completions, configs)
+    if later:
         # A later round must not take locks that come before those of an earlier one.
-        rows = _lock_rollouts(connection, completions, configs)
         lock_groups(connection, [row.group_id for row in rows])
         lock_judged_runs(connection, configs, configs, configs)
-    for batch in rounds:
-        _record(connection, batch, configs, report)
+    _record(connection, first, rows, configs, report)
+    for batch in later:
+        ids = [completion.rollout_id for completion in batch]
+        _record(connection, batch, connection.execute(_LOCK, {"ids": ids}), configs, report)
     if report.retried or report.accepted or report.failed or report.surplus:
         notify(connection, WORK_CHANNEL)
     if report.groups_ready or report.groups_dropped:
@@ -134,10 +136,11 @@ def _lock_rollouts(
 def _record(
     connection: Connection,
     completions: list[Completion],
+    rows: Iterable[Any],
     configs: Mapping[UUID, RunConfig],
     report: OutcomeReport,
 ) -> None:
-    found = {row.rollout_id: row for row in _lock_rollouts(connection, completions, configs)}
+    found = {row.rollout_id: row for row in rows}
     keys = {
         "ids": [completion.rollout_id for completion in completions],
         "nos": [completion.attempt_no for completion in completions],

@@ -209,6 +209,12 @@ def eager_engine(engine: Engine) -> Iterator[Engine]:
             cursor.execute("SET deadlock_timeout = '10ms'")
         connection.commit()
 
+    @event.listens_for(its_engine, "handle_error")
+    def report(context: Any) -> None:
+        if getattr(context.original_exception, "sqlstate", "") == "40P01":
+            diagnosis = context.original_exception.diag
+            print(diagnosis.message_detail, diagnosis.context, context.statement, sep="\n")
+
     yield its_engine
     its_engine.dispose()
 
