@@ -198,8 +198,8 @@ def measure_store(
     note = f"{rows:,} rollouts in the store, {large.queued:,} queued"
     pulled = f"{large.pull_ms:.2f} ms / {large.raw_pull_ms:.2f} ms; {note}"
     grown = [
-        (what, getattr(large, f"{what}_ms") / getattr(small, f"{what}_ms"))
-        for what in ("pull", "claim", "enqueue", "ingest", "export")
+        (what.replace("_", " "), getattr(large, f"{what}_ms") / getattr(small, f"{what}_ms"))
+        for what in ("pull", "short_pull", "claim", "enqueue", "ingest", "cancel", "export")
     ]
     return [
         Figure(

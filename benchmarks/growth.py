@@ -20,15 +20,25 @@ from sqlalchemy import Engine, text
 
 from benchmarks.report import table
 from benchmarks.store import completion_of, enqueue_prompts
-from benchmarks.store_subject import GROUP, PAST_RUN, body, fill, open_database, tidy
+from benchmarks.store_subject import (
+    GROUP,
+    PAST_RUN,
+    body,
+    fill,
+    fill_runs,
+    open_database,
+    tidy,
+)
 from pipeline.contract.train_batch import BatchSpec
 from pipeline.queue.payloads import FolderPayloads
 from pipeline.store.engine import transact
 from pipeline.store.inspection import errors_by_class
+from pipeline.store.operations import begin_cancel, cancel_rollouts
 from pipeline.store.outcomes import record_outcomes
 from pipeline.store.rollouts import ClaimedAttempt, claim
 from pipeline.store.runs import get_run
 from pipeline.store.status import run_status
+from pipeline.store.train_batches import lease_batch
 from pipeline.trainer.client import TrainerClient
 from pipeline.trainer.export import export_lines
 
@@ -41,6 +51,8 @@ _ENQUEUES = 5
 _PULLS = 150
 _LOOKS = 15
 _EXPORTS = 8
+_CANCELS = 12
+_RUNS = 200  # finished ones beside the large one, which hold a tenth of the rollouts
 _WARM = 10
 _EXPORTED = 200  # rollouts
 _CHUNK = 500  # prompts, each a group
@@ -57,6 +69,8 @@ class StoreTimes:
     ingest_ms: float  #: 256 completions of 20 KB
     status_ms: float  #: of the large run
     errors_ms: float  #: of the large run
+    short_pull_ms: float  #: of the large run, which has no group left
+    cancel_ms: float  #: 256 queued rollouts
     pull_ms: float  #: one group of 8 × 20 KB
     raw_pull_ms: float  #: the same in raw SQL
     export_ms: float  #: 200 rollouts of 20 KB
@@ -84,9 +98,13 @@ class _GrownStore:
         self._rollouts = rollouts
         self._engine = open_database(server, f"grown_{rollouts}")
         fill(self._engine, rollouts=rollouts)
+        fill_runs(self._engine, runs=_RUNS, rollouts=max(GROUP, rollouts // 10 // _RUNS))
         # The queue is a tenth of the store, and large enough for the claims and pulls below.
         queued = max(rollouts // 10, (_CLAIMS + 1) * BATCH)
         self._run = enqueue_prompts(self._engine, "today", prompts=queued // GROUP, n=GROUP)
+        unwanted = _CANCELS * BATCH // GROUP
+        self._unwanted = enqueue_prompts(self._engine, "unwanted", prompts=unwanted, n=GROUP)
+        transact(self._engine, lambda c: begin_cancel(c, self._unwanted))
         tidy(self._engine)
         self._past = transact(self._engine, lambda c: get_run(c, PAST_RUN))
         self._client = TrainerClient(self._engine, run="today", consumer="bench")
@@ -133,6 +151,23 @@ class _GrownStore:
     def errors(self) -> None:
         transact(self._engine, lambda c: errors_by_class(c, self._past))
 
+    def short_pull(self) -> None:
+        transact(
+            self._engine,
+            lambda c: lease_batch(
+                c,
+                self._past,
+                consumer="bench",
+                step=0,
+                spec=BatchSpec(groups=1),
+                policy_version=None,
+                lease_s=60,
+            ),
+        )
+
+    def cancel(self) -> None:
+        transact(self._engine, lambda c: cancel_rollouts(c, self._unwanted, most=BATCH))
+
     def pull(self) -> None:
         self._client.pull(next(self._steps), BatchSpec(groups=1))
 
@@ -170,7 +205,7 @@ class _GrownStore:
         lines = export_lines(self._engine, self._run, payloads=FolderPayloads(Path("unused")))
         found = list(itertools.islice(lines, _EXPORTED))
         lines.close()
-        if len(found) != _EXPORTED or "unreadable" in found[-1]:
+        if len(found) != _EXPORTED or found[-1]["unreadable"]:
             raise RuntimeError("the export found no trajectories")
 
     def close(self) -> None:
@@ -185,6 +220,8 @@ _OPERATIONS = {
     "ingest": _INGESTS,
     "status": _LOOKS,
     "errors": _LOOKS,
+    "short_pull": _LOOKS,
+    "cancel": _CANCELS,
     "pull": _PULLS,
     "raw_pull": _PULLS,
     "export": _EXPORTS,

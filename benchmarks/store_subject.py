@@ -19,6 +19,7 @@ from pipeline.contract.run import RunConfig
 from pipeline.contract.trajectory import TrajectoryRecord, pack_record
 from pipeline.embedded import EmbeddedServices
 from pipeline.store.engine import open_engine, transact
+from pipeline.store.prompts import seal_run
 from pipeline.store.runs import create_run
 from pipeline.store.schema import upgrade
 
@@ -94,20 +95,33 @@ def private_store() -> Iterator[tuple[Engine, Path]]:
 
 def fill(engine: Engine, *, rollouts: int) -> None:
     """Fill the past run up to at least this many finished rollouts, then vacuum the tables."""
-    transact(engine, lambda c: create_run(c, PAST_RUN, RunConfig(n=GROUP)))
+    _fill_run(engine, PAST_RUN, rollouts=rollouts)
+    tidy(engine)
+
+
+def fill_runs(engine: Engine, *, runs: int, rollouts: int) -> None:
+    """Add finished runs of so many rollouts each, then vacuum the tables."""
+    for number in range(runs):
+        _fill_run(engine, f"{PAST_RUN}-{number}", rollouts=rollouts)
+    tidy(engine)
+
+
+def _fill_run(engine: Engine, slug: str, *, rollouts: int) -> None:
+    run_id = run_id_of(slug)
+    run = transact(engine, lambda c: create_run(c, slug, RunConfig(n=GROUP)))
+    transact(engine, lambda c: seal_run(c, run))
     with engine.begin() as connection:
         held = connection.execute(
-            text("SELECT count(*) FROM groups WHERE run_id = :id"), {"id": run_id_of(PAST_RUN)}
+            text("SELECT count(*) FROM groups WHERE run_id = :id"), {"id": run_id}
         ).scalar_one()
     for first in range(held, rollouts // GROUP, 12_500):
         last = min(first + 12_500, rollouts // GROUP) - 1
         with engine.begin() as connection:
             for statement in _FILL.split(";\n"):
-                bound = {"first": first, "last": last, "run_id": run_id_of(PAST_RUN)}
+                bound = {"first": first, "last": last, "run_id": run_id}
                 bound["block_rows"] = BLOCK_ROWS
                 used = {name: v for name, v in bound.items() if f":{name}" in statement}
                 connection.execute(text(statement), used)
-    tidy(engine)
 
 
 def open_database(engine: Engine, name: str) -> Engine:

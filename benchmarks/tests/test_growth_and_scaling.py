@@ -9,7 +9,7 @@ from benchmarks.scaling import Deployment, scaling_table
 
 
 def times(rollouts: int, *, pull_ms: float) -> StoreTimes:
-    return StoreTimes(rollouts, 10, 100.0, 10.0, 200.0, 2.0, 1.0, pull_ms, 1.0, 90.0)
+    return StoreTimes(rollouts, 10, 100.0, 10.0, 200.0, 2.0, 1.0, 3.0, 9.0, pull_ms, 1.0, 90.0)
 
 
 def deployment(*, cores_used: float, busiest: tuple[str, float]) -> Deployment:

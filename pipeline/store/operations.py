@@ -23,10 +23,18 @@ from pipeline.store.runs import Run, lock_run, refuse_cancelled, set_run_state
 #: Rollouts cancelled in one transaction, whose locks other writers wait for.
 CANCEL_CHUNK = 20_000
 
+# Each half has a partial index; no index covers all three states.
+_FIND_OPEN = text("""
+SELECT rollout_id FROM rollouts WHERE run_id = :run_id AND state = 'queued'
+UNION ALL
+SELECT rollout_id FROM rollouts WHERE run_id = :run_id AND state IN ('dispatched', 'running')
+LIMIT :most
+""")
+
 _LOCK_OPEN = text("""
 SELECT rollout_id, group_id FROM rollouts
-WHERE run_id = :run_id AND state IN ('queued', 'dispatched', 'running')
-ORDER BY rollout_id LIMIT :most FOR UPDATE
+WHERE rollout_id = ANY(:ids) AND state IN ('queued', 'dispatched', 'running')
+ORDER BY rollout_id FOR UPDATE
 """)
 
 _CANCEL = text("""
@@ -130,9 +138,13 @@ def cancel_rollouts(connection: Connection, run: Run, *, most: int = CANCEL_CHUN
     The caller repeats it, each time in a transaction of its own, until it returns 0. The collector
     tells the workers to stop when it gets their next heartbeat.
     """
-    rows = connection.execute(_LOCK_OPEN, {"run_id": run.run_id, "most": most}).all()
-    if not rows:
-        return 0
+    rows: Sequence[Any] = ()
+    while not rows:
+        ids = list(connection.execute(_FIND_OPEN, {"run_id": run.run_id, "most": most}).scalars())
+        if not ids:
+            return 0
+        # None is left if all of them have ended before they were locked.
+        rows = connection.execute(_LOCK_OPEN, {"ids": ids}).all()
     connection.execute(_CANCEL, {"ids": [row.rollout_id for row in rows]})
     touched = add_to_counters(connection, _deltas(rows, RolloutState.CANCELLED, 1))
     close_groups(connection, touched)

@@ -168,6 +168,18 @@ def test_a_batch_leased_under_the_schema_before_does_not_change(engine, tmp_path
     trainer.close()
 
 
+def test_a_store_in_use_gets_the_indexes_of_open_rows(engine):
+    story = StoredRun(engine, prompts=2, n=2)
+    story.record(story.succeeded(story.claim_one()))
+    running = story.claim_one()
+    downgrade(engine, "0009")
+    before = story.everything()
+    assert upgrade(engine) == head()
+    assert story.everything() == before
+    story.record(story.succeeded(running), *(story.succeeded(a) for a in story.claim()))
+    assert [group["state"] for group in story.groups()] == ["ready", "ready"]
+
+
 def test_an_empty_database_is_refused_with_the_command_that_helps(empty):
     with pytest.raises(SchemaOutdated, match=r"schema none.*rollout db upgrade"):
         require_current(empty)
