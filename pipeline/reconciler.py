@@ -19,7 +19,7 @@ from kombu import Connection as BrokerConnection
 from sqlalchemy import Connection, Engine, text
 
 from pipeline.contract.errors import ErrorClass, QueueUnavailable
-from pipeline.contract.messages import Completion, ErrorRecord
+from pipeline.contract.messages import AttemptKey, Completion, ErrorRecord
 from pipeline.departures import Departures
 from pipeline.queue.broker import Broker
 from pipeline.queue.claim_checks import find_outcomes
@@ -75,7 +75,7 @@ class Reconciler:
         """Give up silent attempts and end overdue groups, then wait."""
         transact(self._engine, advance_clocks)
         transact(self._engine, self._end_overdue)
-        report = transact(self._engine, self._give_up_silent)
+        report = self._give_up_silent()
         for sentence in report.paused:
             log.warning("%s", sentence)
         if report.retried or report.failed:
@@ -106,15 +106,34 @@ class Reconciler:
                 cut.cut,
             )
 
-    def _give_up_silent(self, connection: Connection) -> OutcomeReport:
+    def _give_up_silent(self) -> OutcomeReport:
+        silent = transact(self._engine, self._find_silent)
+        if not silent:
+            return OutcomeReport()
+        # The payload store may be slow, so it is read between two transactions.
+        recovered = {_key(attempt): self._recovered(attempt) for attempt in silent}
+
+        def give_up(connection: Connection) -> OutcomeReport:
+            # Attempts that were heard of in the meantime are silent no longer.
+            still = [a for a in self._find_silent(connection) if _key(a) in recovered]
+            codes = self._codes(connection, still)
+            completions = [
+                recovered[_key(attempt)] or _lost(attempt, code)
+                for attempt, code in zip(still, codes, strict=True)
+            ]
+            return record_outcomes(connection, completions)
+
+        return transact(self._engine, give_up)
+
+    def _find_silent(self, connection: Connection) -> Sequence[SilentAttempt]:
         watermark = read_watermark(connection, alive_s=self._settings.lease.lease_s)
         if watermark is None:
             # No collector is alive, or none has caught up yet: silence proves nothing.
-            return OutcomeReport()
+            return ()
         self._watch_queues(connection)
         lease = self._settings.lease
         proven_before = watermark - timedelta(seconds=lease.grace_s)
-        silent = silent_attempts(
+        return silent_attempts(
             connection,
             watermark=watermark,
             departed=self._departures.by_run(proven_before),
@@ -123,9 +142,6 @@ class Reconciler:
             grace_s=lease.grace_s,
             most=max(1, int(lease.max_redispatch_per_s * lease.poll_s)),
         )
-        if not silent:
-            return OutcomeReport()
-        return record_outcomes(connection, self._completions_of(connection, silent))
 
     def _watch_queues(self, connection: Connection) -> None:
         """Record for each queue up to which dispatch all requests have left it."""
@@ -149,16 +165,6 @@ class Reconciler:
             self._departures = Departures()
             raise
 
-    def _completions_of(
-        self, connection: Connection, silent: Sequence[SilentAttempt]
-    ) -> list[Completion]:
-        """Return a completion for each attempt: its own from the payload store, else its loss."""
-        codes = self._codes(connection, silent)
-        return [
-            self._recovered(attempt) or _lost(attempt, code)
-            for attempt, code in zip(silent, codes, strict=True)
-        ]
-
     def _codes(self, connection: Connection, silent: Sequence[SilentAttempt]) -> list[str]:
         lease = self._settings.lease
         interval = timedelta(seconds=lease.heartbeat_s)
@@ -178,9 +184,13 @@ class Reconciler:
             return None
         # Of several executions any will do: each completion names its own body.
         for completion in find_outcomes(attempt.run_id, attempt.label, self._payloads):
-            if completion.key == (attempt.rollout_id, attempt.attempt_no):
+            if completion.key == _key(attempt):
                 return completion
         return None
+
+
+def _key(attempt: SilentAttempt) -> AttemptKey:
+    return attempt.rollout_id, attempt.attempt_no
 
 
 def find_codes(

@@ -52,17 +52,18 @@ class Deployment:
         Raises:
             NotFound: No run matches, or several do.
         """
-        from pipeline.store.runs import get_run
+        from pipeline.store.runs import find_run
 
-        return self.transact(lambda connection: get_run(connection, name))
+        return self.transact(lambda connection: find_run(connection, name))
 
     def find_exactly(self, slug: str) -> Run | None:
         """Return the run with exactly this name, or None."""
+        from pipeline.store.runs import get_run
+
         try:
-            found = self.find_run(slug)
+            return self.transact(lambda connection: get_run(connection, slug))
         except NotFound:
             return None
-        return found if found.slug == slug else None
 
 
 def settings_of(ctx: typer.Context, overrides: Mapping[str, Any] | None = None) -> Settings:

@@ -101,11 +101,13 @@ class PipelineStats:
     oldest_running_s: float | None
     live_workers: int
     waits: tuple[str, ...]
+    leased_elsewhere: int = 0  #: groups leased to other consumers, which may give them back
 
     @property
     def drained(self) -> bool:
-        """Whether no further group can become ready."""
-        return self.state in ("finished", "cancelled") and not self.groups["ready"]
+        """Whether no further group can become ready, also none that another consumer has leased."""
+        is_over = self.state in ("finished", "cancelled")
+        return is_over and not self.groups["ready"] and not self.leased_elsewhere
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,10 @@ class NotReady(PipelineError):
             if stats.drained
             else f"Run {stats.run} has {stats.groups['ready']} of {wanted} groups ready."
         )
-        super().__init__(what, why=" ".join(stats.waits), remedy=_remedy(stats))
+        why = list(stats.waits)
+        if stats.leased_elsewhere:
+            why.append(f"{stats.leased_elsewhere} groups are leased to other consumers.")
+        super().__init__(what, why=" ".join(why), remedy=_remedy(stats))
         self.stats = stats
 
     @property

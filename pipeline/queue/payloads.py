@@ -70,6 +70,9 @@ class FolderPayloads:
             except BaseException:
                 os.unlink(temporary)
                 raise
+            # The name is durable only with its folder, and that one with the folders above it.
+            for folder in path.parents[: len(path.relative_to(self._folder).parts)]:
+                _sync_folder(folder)
         return self.uri(key)
 
     def get(self, uri: str) -> bytes | None:
@@ -106,6 +109,14 @@ class FolderPayloads:
             except FileNotFoundError:
                 return 0
         return count
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _raise_unless_missing(error: OSError) -> None:

@@ -6,16 +6,16 @@ Used by `rollout show` and `rollout errors`. Reads only; each function is a stat
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import Connection, TextClause, text
 
 from pipeline.contract.errors import NotFound
+from pipeline.contract.messages import AttemptKey
 from pipeline.contract.rollout import group_label_of, label_of
 from pipeline.store.engine import BINARY
-from pipeline.store.runs import Run, get_run
+from pipeline.store.runs import Run, find_run
 
 
 class StoredBody(NamedTuple):
@@ -103,9 +103,11 @@ FROM counted GROUP BY worker ORDER BY errors DESC, worker
 """)
 
 _BODIES = text("""
-SELECT t.body, t.body_uri, t.body_digest, t.codec FROM trajectories t
-JOIN attempts a USING (rollout_id, attempt_no) WHERE a.run_id = :run_id
-""")
+SELECT rollout_id, attempt_no, t.body, t.body_uri, t.body_digest, t.codec FROM trajectories t
+JOIN attempts a USING (rollout_id, attempt_no)
+WHERE a.run_id = :run_id AND (rollout_id, attempt_no) > (:rollout_id, :attempt_no)
+ORDER BY rollout_id, attempt_no LIMIT :most
+""").execution_options(**{BINARY: True})
 
 
 def find_group(connection: Connection, name: str) -> UUID:
@@ -226,15 +228,18 @@ def errors_by_worker(connection: Connection, run: Run) -> list[dict[str, Any]]:
     return [dict(row) for row in rows.mappings()]
 
 
-def stream_bodies(connection: Connection, run: Run) -> Iterator[StoredBody]:
-    """Yield the bodies of every stored trajectory of a run, in flat memory."""
-    streaming = connection.execution_options(stream_results=True, yield_per=100, **{BINARY: True})
-    for row in streaming.execute(_BODIES, {"run_id": run.run_id}):
-        yield StoredBody(*row)
+def read_bodies(
+    connection: Connection, run: Run, *, after: AttemptKey | None = None, most: int = 100
+) -> dict[AttemptKey, StoredBody]:
+    """Return the next bodies of a run's stored trajectories, in order of rollouts and attempts."""
+    rollout_id, attempt_no = after or (UUID(int=0), 0)
+    values = {"rollout_id": rollout_id, "attempt_no": attempt_no}
+    rows = connection.execute(_BODIES, values | {"run_id": run.run_id, "most": most})
+    return {(row[0], row[1]): StoredBody(*row[2:]) for row in rows}
 
 
 def _numbers(connection: Connection, label: re.Match[str]) -> dict[str, Any]:
-    run = get_run(connection, label["run"])
+    run = find_run(connection, label["run"])
     return {"run_id": run.run_id, "group_no": int(label["group"])}
 
 

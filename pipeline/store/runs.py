@@ -25,6 +25,8 @@ INSERT INTO runs (run_id, slug, config) VALUES (:run_id, :slug, :config) ON CONF
 
 _COLUMNS = "run_id, slug, state, state_reason, config, policy_version, created_at, sealed_at"
 
+_GET = text(f"SELECT {_COLUMNS} FROM runs WHERE slug = :slug")
+
 _FIND = text(f"""
 SELECT {_COLUMNS} FROM runs WHERE starts_with(slug, :slug) OR :slug = '@last'
 ORDER BY slug = :slug DESC, created_at DESC, slug LIMIT 6
@@ -105,18 +107,30 @@ def create_run(
 
 
 def get_run(connection: Connection, slug: str) -> Run:
-    """Return the run with this slug, a unique beginning of it, or `@last`.
+    """Return the run with exactly this slug.
+
+    Raises:
+        NotFound: There is none.
+    """
+    found = connection.execute(_GET, {"slug": slug}).one_or_none()
+    if found is None:
+        raise NotFound(f"There is no run {slug!r}.", remedy="See: rollout runs")
+    return _run(found)
+
+
+def find_run(connection: Connection, name: str) -> Run:
+    """Return the run that an operator means: by its slug, a unique beginning of it, or `@last`.
 
     Raises:
         NotFound: None, or several.
     """
-    found = connection.execute(_FIND, {"slug": slug}).all()
+    found = connection.execute(_FIND, {"slug": name}).all()
     if not found:
-        raise NotFound(f"There is no run {slug!r}.", remedy="See: rollout runs")
-    if len(found) == 1 or slug in ("@last", found[0].slug):
+        raise NotFound(f"There is no run {name!r}.", remedy="See: rollout runs")
+    if len(found) == 1 or name in ("@last", found[0].slug):
         return _run(found[0])
     names = ", ".join(row.slug for row in found[:5])
-    raise NotFound(f"{slug!r} could be several runs: {names}.", remedy="Name one of them.")
+    raise NotFound(f"{name!r} could be several runs: {names}.", remedy="Name one of them.")
 
 
 def lock_run(connection: Connection, run: Run) -> Run:

@@ -21,7 +21,7 @@ from pipeline.store.activity import describe_failing_tools, run_activity
 from pipeline.store.processes import ALIVE_S
 from pipeline.store.reward_error import GROUP_SUMS, STDERR, prompt_sums
 from pipeline.store.run_health import is_failing
-from pipeline.store.runs import Run, get_run
+from pipeline.store.runs import Run
 from pipeline.store.wait_reasons import WaitFacts, explain_wait
 from pipeline.store.working_time import elapsed_s
 
@@ -261,16 +261,18 @@ def _run_status(
     )
 
 
-def run_stats(connection: Connection, run: Run | str) -> PipelineStats:
-    """Return a run's figures as the trainer client hands them out.
+_LEASED_ELSEWHERE = text("""
+SELECT count(*) FROM train_batches JOIN train_batch_groups USING (batch_id)
+WHERE run_id = :run_id AND state = 'leased' AND consumer <> :consumer
+""")
 
-    Args:
-        connection: An open transaction.
-        run: The run, or its slug.
-    """
-    found = run if isinstance(run, Run) else get_run(connection, run)
+
+def run_stats(connection: Connection, run: Run, *, consumer: str) -> PipelineStats:
+    """Return a run's figures as the trainer client hands them out to a consumer."""
     # Without the standard error, which trainers do not get, the sums over groups are enough.
-    status = _run_status(connection, found, GROUP_SUMS)
+    status = _run_status(connection, run, GROUP_SUMS)
+    values = {"run_id": run.run_id, "consumer": consumer}
+    leased = status.groups["leased"] and connection.execute(_LEASED_ELSEWHERE, values).scalar_one()
     return PipelineStats(
         run=status.run,
         state=str(status.state),
@@ -281,6 +283,7 @@ def run_stats(connection: Connection, run: Run | str) -> PipelineStats:
         oldest_running_s=status.oldest_running_s,
         live_workers=status.live_workers,
         waits=status.waits,
+        leased_elsewhere=leased,
     )
 
 

@@ -47,7 +47,7 @@ class TrainerClient:
 
     Args:
         engine: The trajectory store.
-        run: The run's slug.
+        run: The run's whole slug.
         consumer: Name of the trainer; two consumers of one run share its groups.
         payloads: The payload store, needed if trajectories are stored there.
         lease_s: Seconds after which another consumer may take over what was not committed.
@@ -191,7 +191,10 @@ class TrainerClient:
 
     def stats(self) -> PipelineStats:
         """Return the figures of the run and the reasons why it is not finished."""
-        return transact(self._engine, lambda connection: run_stats(connection, self._run))
+        return transact(
+            self._engine,
+            lambda connection: run_stats(connection, self._run, consumer=self._consumer),
+        )
 
     def stream(
         self,

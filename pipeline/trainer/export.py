@@ -28,7 +28,8 @@ from pipeline.trainer.export_files import (
     require_format,
 )
 
-_GROUPS_AT_ONCE = 200
+#: Rollouts read at once, with their bodies: about 16 MB where every body has the largest size.
+_ROLLOUTS_AT_ONCE = 64
 
 _COUNT = text("SELECT coalesce(max(group_no) + 1, 0) FROM groups WHERE run_id = :run_id")
 
@@ -55,7 +56,7 @@ CROSS JOIN LATERAL (
     FROM rewards w WHERE w.rollout_id = a.rollout_id AND w.attempt_no = a.attempt_no) AS s
 WHERE g.run_id = :run_id AND g.group_no >= :first AND g.group_no < :end
 ORDER BY g.group_no, r.rollout_index
-""")
+""").execution_options(**{BINARY: True})
 
 _TERMINAL = frozenset({"succeeded", "failed", "cancelled"})
 
@@ -101,25 +102,22 @@ def export_lines(
 ) -> Generator[dict[str, Any], None, None]:
     """Yield one plain dict for each terminal rollout; `report` is kept up to date.
 
-    A caller that stops in the middle closes the generator.
+    No transaction is open while the caller has a line or the payload store is read.
     """
     report = report if report is not None else ExportReport()
     end = transact(
         engine, lambda connection: connection.execute(_COUNT, {"run_id": run.run_id}).scalar_one()
     )
-    for first in range(0, end, _GROUPS_AT_ONCE):
-        values = {"run_id": run.run_id, "first": first, "end": first + _GROUPS_AT_ONCE}
-        with engine.connect() as connection:
-            streaming = connection.execution_options(
-                stream_results=True, yield_per=50, **{BINARY: True}
-            )
-            # The cursor is on the server: close it also if the caller stops in the middle.
-            with streaming.execute(_ROWS, values) as rows:
-                for row in rows:
-                    if row.state not in _TERMINAL:
-                        report.unfinished += 1
-                        continue
-                    yield _line(run, row, payloads, report)
+    groups = max(1, _ROLLOUTS_AT_ONCE // run.config.n)
+    for first in range(0, end, groups):
+        values = {"run_id": run.run_id, "first": first, "end": first + groups}
+        for row in transact(
+            engine, lambda connection, values=values: connection.execute(_ROWS, values).all()
+        ):
+            if row.state in _TERMINAL:
+                yield _line(run, row, payloads, report)
+            else:
+                report.unfinished += 1
 
 
 def _line(run: Run, row: Any, payloads: PayloadStore, report: ExportReport) -> dict[str, Any]:

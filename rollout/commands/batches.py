@@ -150,7 +150,7 @@ def batch_json(batch: TrainBatch) -> dict[str, Any]:
 def _client(deployment: Deployment, run: str, consumer: str) -> TrainerClient:
     return TrainerClient(
         deployment.engine,
-        run=run,
+        run=deployment.find_run(run).slug,
         consumer=consumer,
         payloads=open_payloads(deployment.settings),
     )

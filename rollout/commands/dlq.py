@@ -15,7 +15,7 @@ from pipeline.store.dead_letters import (
     get_dead_letter,
     list_dead_letters,
 )
-from pipeline.store.runs import get_run
+from pipeline.store.runs import find_run
 from rollout.deployment import opened
 from rollout.options import DryRun, Json, Yes
 from rollout.output import confirm, print_json, print_table, safe_text
@@ -49,7 +49,7 @@ def list_(
     """List dead letters, newest first."""
 
     def work(connection: Connection) -> list[DeadLetter]:
-        run_id = get_run(connection, run).run_id if run else None
+        run_id = find_run(connection, run).run_id if run else None
         return list_dead_letters(
             connection, kind=kind, run_id=run_id, redriven=redriven, limit=limit
         )

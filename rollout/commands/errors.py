@@ -9,7 +9,7 @@ import typer
 
 from pipeline.contract.errors import InputError
 from pipeline.queue.payloads import open_payloads
-from pipeline.store.inspection import errors_by_class, errors_by_worker, stream_bodies
+from pipeline.store.inspection import errors_by_class, errors_by_worker, read_bodies
 from pipeline.store.runs import Run
 from pipeline.store.tracebacks import list_tracebacks
 from pipeline.trainer.bodies import try_read_record
@@ -63,8 +63,12 @@ def errors_by_tool(deployment: Deployment, run: Run) -> list[dict[str, Any]]:
     calls: Counter[str] = Counter()
     failed: Counter[str] = Counter()
     unreadable = 0
-    with deployment.engine.connect() as connection:
-        for row in stream_bodies(connection, run):
+    after = None
+    while page := deployment.transact(
+        lambda connection, after=after: read_bodies(connection, run, after=after)
+    ):
+        after = max(page)
+        for row in page.values():
             record, error = try_read_record(row, payloads)
             unreadable += error is not None
             for tool, figures in (record.tools if record else {}).items():

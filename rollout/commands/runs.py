@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from pipeline.store.runs import get_run, list_runs
+from pipeline.store.runs import find_run, list_runs
 from pipeline.store.status import run_status
 from rollout.deployment import opened
 from rollout.options import Json, RunName
@@ -60,7 +60,7 @@ def status(ctx: typer.Context, run: RunName = "@last", as_json: Json = False) ->
     """Show a run's progress and the reasons for its waits."""
     with opened(ctx) as deployment:
         found = deployment.transact(
-            lambda connection: run_status(connection, get_run(connection, run))
+            lambda connection: run_status(connection, find_run(connection, run))
         )
     if as_json:
         print_json(found.to_json())

@@ -10,7 +10,7 @@ import typer
 from pipeline.contract.trajectory import TrajectoryRecord
 from pipeline.queue.payloads import open_payloads
 from pipeline.store.inspection import find_group, find_rollout, read_group, read_rollout
-from pipeline.store.runs import get_run
+from pipeline.store.runs import find_run
 from pipeline.store.samples import list_groups
 from pipeline.store.status import run_status
 from pipeline.trainer.bodies import read_record
@@ -42,7 +42,7 @@ def show_run(
     with opened(ctx) as deployment:
         found, status, groups = deployment.transact(
             lambda connection: (
-                found := get_run(connection, run),
+                found := find_run(connection, run),
                 run_status(connection, found),
                 list_groups(connection, found, limit=limit),
             )

@@ -161,7 +161,7 @@ def test_one_runs_figures_leave_out_those_of_others(engine: Engine):
 
 def test_the_trainers_figures_are_the_same(engine: Engine):
     story = StoredRun(engine, prompts=1, n=1)
-    stats = transact(engine, lambda c: run_stats(c, story.run.slug))
+    stats = transact(engine, lambda c: run_stats(c, story.run, consumer="trainer"))
     found = status_of(story)
     assert (stats.run, stats.state) == (found.run, str(found.state))
     assert (stats.groups, stats.rollouts, stats.waits) == (

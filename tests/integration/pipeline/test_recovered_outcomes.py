@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from fixtures.brokers import BrokerPlace
 from fixtures.stored_run import StoredRun
+from fixtures.watched_payloads import WatchedPayloads
 from sqlalchemy import Engine, text
 
 from pipeline.contract.messages import Completion
@@ -33,7 +36,7 @@ class Judged:
         self.story.beat(*self.attempts)
         transact(engine, lambda c: c.execute(text("UPDATE attempts SET lease_until = 'epoch'")))
         transact(engine, lambda c: report_process(c, "c1", "collector", watermark_age_s=0))
-        self._reconciler = Reconciler(engine, broker_of(settings), self.payloads, settings)
+        self.reconciler = Reconciler(engine, broker_of(settings), self.payloads, settings)
 
     def leave(self, number: int, **fields: Any) -> Completion:
         """Leave the object of an attempt, as its worker does before it sends the message."""
@@ -41,9 +44,9 @@ class Judged:
 
     def judge(self) -> None:
         try:
-            self._reconciler.step()
+            self.reconciler.step()
         finally:
-            self._reconciler.close()
+            self.reconciler.close()
 
 
 @pytest.fixture
@@ -68,6 +71,30 @@ def test_what_reached_the_payload_store_is_not_done_again(judged):
     assert (kept["body"], kept["body_uri"]) == (None, said.body_uri)
     record = unpack_record(load_body(kept["body_uri"], kept["body_digest"], case.payloads))
     assert record.messages[-1]["content"] == "7"
+
+
+def test_no_transaction_is_open_while_objects_are_looked_for(judged, engine):
+    case = judged(prompts=2)
+    case.leave(0)
+    case.payloads = case.reconciler._payloads = WatchedPayloads(
+        Path(urlsplit(case.payloads.uri("")).path), engine
+    )
+    case.judge()
+    assert case.payloads.reads >= 4
+    assert case.story.states() == {"succeeded": 1, "queued": 1}
+
+
+def test_an_attempt_that_is_heard_of_during_the_search_is_not_given_up(judged):
+    case = judged(prompts=2)
+    find = case.payloads.find
+
+    def hear_meanwhile(prefix: str) -> Any:
+        case.story.beat(case.attempts[0])
+        return find(prefix)
+
+    case.payloads.find = hear_meanwhile
+    case.judge()
+    assert [row["state"] for row in case.story.rollouts()] == ["running", "queued"]
 
 
 def test_the_message_that_comes_after_all_changes_nothing(judged):

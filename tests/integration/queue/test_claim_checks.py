@@ -164,6 +164,20 @@ def test_a_folder_that_cannot_be_written_is_named_and_leaves_no_half_file(tmp_pa
         store.put("run/a.frame", b"x")
 
 
+def test_a_written_file_is_durable_with_the_folders_that_name_it(tmp_path, monkeypatch):
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def note(handle: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{handle}")).name)
+        fsync(handle)
+
+    monkeypatch.setattr("pipeline.queue.payloads.os.fsync", note)
+    FolderPayloads(tmp_path / "store").put("run/00/a.frame", b"x")
+    assert synced[0].startswith(".writing-")
+    assert synced[1:] == ["00", "run", "store"]
+
+
 def test_a_write_that_fails_leaves_no_half_file(tmp_path, monkeypatch):
     store = FolderPayloads(tmp_path)
 

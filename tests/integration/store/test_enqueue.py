@@ -12,7 +12,7 @@ from pipeline.contract.errors import InputError, NotAllowed, NotFound
 from pipeline.contract.run import RunConfig
 from pipeline.store.engine import WORK_CHANNEL, Listener, transact
 from pipeline.store.prompts import PromptSource, add_prompts, count_prompts
-from pipeline.store.runs import create_run, get_run, list_runs
+from pipeline.store.runs import create_run, find_run, get_run, list_runs
 from producers.datasets import Prompt
 from producers.enqueue import enqueue
 
@@ -139,12 +139,12 @@ def test_a_slug_that_cannot_name_a_run_is_refused(engine):
     assert refused.value.code == "E122"
 
 
-def test_a_run_is_found_by_slug_by_its_beginning_and_as_the_last(engine):
+def test_operators_may_shorten_a_runs_name_and_nobody_else(engine):
     for slug in ("math", "math7", "chess"):
         transact(engine, lambda c, slug=slug: create_run(c, slug, RunConfig()))
 
     def found(name: str) -> str:
-        return transact(engine, lambda c: get_run(c, name)).slug
+        return transact(engine, lambda c: find_run(c, name)).slug
 
     assert found("math") == "math"
     assert found("ch") == "chess"
@@ -153,4 +153,8 @@ def test_a_run_is_found_by_slug_by_its_beginning_and_as_the_last(engine):
         found("mat")
     with pytest.raises(NotFound, match="no run 'go'"):
         found("go")
+    assert transact(engine, lambda c: get_run(c, "math")).slug == "math"
+    for name in ("ch", "@last"):
+        with pytest.raises(NotFound, match="no run"):
+            transact(engine, lambda c, name=name: get_run(c, name))
     assert [run.slug for run in transact(engine, list_runs)] == ["chess", "math7", "math"]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from fixtures.stored_run import StoredRun
+from fixtures.watched_payloads import WatchedPayloads
 from sqlalchemy import Engine, text
 
 from pipeline.contract.errors import NotAllowed, ServiceUnavailable, UnreadableBody
@@ -26,6 +27,7 @@ from pipeline.store.dropped_groups import drop_group
 from pipeline.store.engine import transact
 from pipeline.store.rollouts import ClaimedAttempt
 from pipeline.trainer.client import TrainerClient
+from pipeline.trainer.export import export_lines
 
 ONE = BatchSpec(groups=1, min_group_size=1)
 TWO = BatchSpec(groups=2, min_group_size=1)
@@ -214,6 +216,19 @@ def test_of_two_processes_of_a_consumer_none_drops_what_the_other_has(finished):
     thread.join(30)
     assert batches == [["answer 0", "answer 1"]] * 2
     assert "unreadable" not in finished.states()
+
+
+def test_no_transaction_is_open_while_trajectories_are_read(finished):
+    engine, run = finished.story.engine, finished.story.run
+    payloads = WatchedPayloads(finished.path(0).parents[2], engine)
+    delete(finished.path(0))
+    finished.payloads = payloads
+    assert texts(finished.connect().pull(0, TWO)) == ["answer 1", "answer 2"]
+    assert payloads.reads > 3
+    payloads.reads = 0
+    lines = list(export_lines(engine, run, payloads=payloads))
+    assert [bool(line["messages"]) for line in lines] == [False, True, True, True, True]
+    assert payloads.reads == 5
 
 
 def test_a_store_that_does_not_answer_costs_no_group(finished):

@@ -10,7 +10,7 @@ from fixtures.stored_run import StoredRun
 from fixtures.waiting import wait_until
 from sqlalchemy import Engine, text
 
-from pipeline.contract.errors import NotAllowed
+from pipeline.contract.errors import NotAllowed, NotFound
 from pipeline.contract.train_batch import BatchSpec, NotReady, TrainBatch
 from pipeline.store.accounting import check_accounting
 from pipeline.store.engine import transact
@@ -184,6 +184,28 @@ def test_a_stream_goes_on_after_the_last_commit_or_where_it_is_told(connect):
     assert later == [(2, [4, 5])]
     replayed = [(batch.step, batch.replayed) for batch in connect().stream(TWO, start_step=0)]
     assert replayed == [(0, True), (1, True), (2, True)]
+
+
+def test_a_trainer_never_gets_a_run_of_another_name(engine):
+    StoredRun(engine, slug="exp10")
+    with pytest.raises(NotFound, match="no run 'exp1'"):
+        TrainerClient(engine, run="exp1")
+
+
+def test_a_run_is_drained_only_when_no_other_consumer_can_give_groups_back(connect):
+    first, second = connect("a"), connect("b")
+    first.pull(0, BatchSpec(groups=4))
+    second.pull(0, TWO)
+    with pytest.raises(NotReady, match="2 groups are leased to other consumers") as waiting:
+        first.pull(1, TWO, timeout_s=0.1)
+    assert not waiting.value.drained
+    second.abandon(0, reason="out of memory")
+    assert numbers(first.pull(1, TWO)) == [4, 5]
+    # A consumer need not wait for what it holds itself.
+    with pytest.raises(NotReady) as over:
+        first.pull(2, TWO, timeout_s=30)
+    assert over.value.drained
+    assert not second.stats().drained
 
 
 def test_too_few_groups_are_an_error_that_says_why(connect, engine):
