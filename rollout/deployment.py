@@ -170,6 +170,7 @@ def engine_of(settings: Settings) -> Engine:
         settings.database.url.get_secret_value(),
         pool_size=settings.database.pool_size,
         connect_timeout_s=settings.database.connect_timeout_s,
+        network_timeout_s=settings.database.network_timeout_s,
     )
 
 

@@ -20,6 +20,7 @@ from pipeline.contract.url_secrets import hide_passwords, without_passwords
 from pipeline.queue.driver_errors import is_driver_error
 from pipeline.queue.signing import Signer
 from pipeline.settings import BrokerSettings, Settings
+from pipeline.settings.keepalive import Keepalive
 
 BrokerKind = Literal["redis", "amqp", "sqs"]
 
@@ -56,6 +57,7 @@ class Broker:
     queue_arguments: dict[str, Any] = field(default_factory=dict)
     prefix: str = ""
     connect_timeout_s: float = 5
+    network_timeout_s: float = 20
     signing_key: bytes | None = field(default=None, repr=False)
     tls: dict[str, Any] | None = None
     most_bytes: int | None = None
@@ -97,13 +99,19 @@ class Broker:
             queue_arguments=dict(self.queue_arguments),
         )
 
-    def connect(self, *, confirm: bool = False, unacked_key: str | None = None) -> Connection:
+    def connect(
+        self, *, confirm: bool = False, unacked_key: str | None = None, heartbeats: bool = False
+    ) -> Connection:
         """Return a connection that is made when first used.
 
         Args:
             confirm: RabbitMQ: publishing waits for the publisher confirm. Completions use this.
                 Requests do not: a lost request is found by its lease, and a confirm costs
                 milliseconds.
+            heartbeats: RabbitMQ: both sides send heartbeats; the caller calls `heartbeat_check`
+                at least every second. Consumers use this: RabbitMQ keeps the messages of a
+                consumer that vanished until it misses heartbeats. Publishers have none to lose,
+                and nobody would send theirs while they are idle.
             unacked_key: Redis: key that holds the messages read and not yet acknowledged.
         """
         options = dict(self.transport_options)
@@ -119,6 +127,7 @@ class Broker:
             transport_options=options,
             ssl=self.tls,  # pyright: ignore[reportArgumentType]
             connect_timeout=self.connect_timeout_s,  # pyright: ignore[reportArgumentType]
+            heartbeat=max(1, int(self.network_timeout_s / 2)) if heartbeats else 0,
         )
 
     def depth(self, connection: Connection, name: str, *, with_received: bool = False) -> int:
@@ -191,7 +200,8 @@ def broker_of(settings: Settings) -> Broker:
 def _unsigned_broker(url: str, settings: Settings) -> Broker:
     scheme = url.partition(":")[0].lower()
     _require_readable(url)
-    timeout_s = settings.broker.connect_timeout_s
+    timeout_s, network_s = settings.broker.connect_timeout_s, settings.broker.network_timeout_s
+    tcp_options = Keepalive(network_s).socket_options()
     prefix = settings.broker.prefix
     if scheme in ("redis", "rediss", "redis+socket", "unix"):
         options = {
@@ -199,21 +209,32 @@ def _unsigned_broker(url: str, settings: Settings) -> Broker:
             "unacked_restore_limit": 1000,
             "global_keyprefix": prefix,
             "socket_connect_timeout": timeout_s,
-            "socket_keepalive": scheme in ("redis", "rediss"),
-            "health_check_interval": 10,
+            # Kombu reads a blocking pop when data is there, so its wait is not cut short.
+            "socket_timeout": network_s,
+            "health_check_interval": max(1, int(network_s / 2)),
             "max_connections": 100,
         }
+        if scheme in ("redis", "rediss"):
+            options |= {"socket_keepalive": True, "socket_keepalive_options": tcp_options}
         tls = _redis_tls(url, settings.broker) if scheme == "rediss" else None
-        return Broker(url, "redis", options, connect_timeout_s=timeout_s, tls=tls)
+        return Broker(
+            url,
+            "redis",
+            options,
+            connect_timeout_s=timeout_s,
+            network_timeout_s=network_s,
+            tls=tls,
+        )
     if scheme in ("amqp", "amqps", "pyamqp"):
         return Broker(
             url,
             "amqp",
-            {},
+            {"socket_settings": tcp_options, "write_timeout": network_s},
             # Quorum queues keep their messages when a node is lost, and RabbitMQ recommends them.
             queue_arguments={"x-queue-type": "quorum"},
             prefix=prefix,
             connect_timeout_s=timeout_s,
+            network_timeout_s=network_s,
             tls=_amqp_tls(url, settings.broker) if scheme == "amqps" else None,
             most_bytes=_AMQP_BYTES - _ENVELOPE_BYTES,
         )
@@ -258,6 +279,12 @@ def _sqs_broker(url: str, settings: Settings) -> Broker:
         "wait_time_seconds": 1,
         "polling_interval": 0.1,
         "queue_name_prefix": settings.broker.prefix,
+        "client-config": {
+            "connect_timeout": settings.broker.connect_timeout_s,
+            "read_timeout": settings.broker.network_timeout_s,
+            "retries": {"total_max_attempts": 3},
+            "tcp_keepalive": True,
+        },
     }
     if endpoint := aws.sqs_endpoint:
         # Kombu has no option for the endpoint: the host of the broker URL is the endpoint.
@@ -271,6 +298,7 @@ def _sqs_broker(url: str, settings: Settings) -> Broker:
         "sqs",
         options,
         connect_timeout_s=settings.broker.connect_timeout_s,
+        network_timeout_s=settings.broker.network_timeout_s,
         # Base64 encodes the body, and then the message around the body.
         most_bytes=(_SQS_BYTES - _ENVELOPE_BYTES) * 9 // 16,
         transport="pipeline.queue.sqs_transport:Transport",

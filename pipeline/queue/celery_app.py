@@ -65,6 +65,8 @@ def make_celery_app(
         app.conf.task_default_queue_type = "quorum"
         app.conf.task_create_missing_queue_type = "quorum"
         app.conf.worker_detect_quorum_queues = True
+        # Idle publishers send no heartbeats; RabbitMQ would close their connections for that.
+        app.conf.broker_heartbeat = 0
         if lease_s is not None:
             # RabbitMQ pushes requests to a frozen worker until two heartbeats are missed. Its
             # attempts must not be lost before that, or their retries would be pushed to it too.

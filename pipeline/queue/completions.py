@@ -6,6 +6,7 @@ after its commit. Must not: decide anything, or use the store.
 
 from __future__ import annotations
 
+import errno
 import logging
 import socket
 import time
@@ -104,6 +105,8 @@ class OutcomePublisher(_Connected):
                 declare=[queue],
                 delivery_mode=2,
                 retry=False,
+                timeout=self._broker.network_timeout_s,
+                confirm_timeout=self._broker.network_timeout_s,
                 **properties,
             )
 
@@ -191,7 +194,9 @@ class OutcomeConsumer(_Connected):
 
     def _connect(self) -> None:
         self._delivery = Delivery()  # the broker delivers messages of the old connection again
-        self._connection = connection = self._broker.connect(unacked_key=_UNACKED_KEY)
+        self._connection = connection = self._broker.connect(
+            unacked_key=_UNACKED_KEY, heartbeats=True
+        )
         connection.ensure_connection(max_retries=1, timeout=self._broker.connect_timeout_s)
         channel: Any = connection.channel()
         if self._broker.kind == "redis":
@@ -212,10 +217,13 @@ class OutcomeConsumer(_Connected):
 
     def _drain(self, timeout_s: float) -> bool:
         assert self._connection is not None
+        self._connection.heartbeat_check()
         try:
             self._connection.drain_events(timeout=timeout_s)
             return True
-        except (TimeoutError, socket.timeout):  # noqa: UP041 (kombu raises its own subclass)
+        except (TimeoutError, socket.timeout) as error:  # noqa: UP041 (kombu raises a subclass)
+            if error.errno == errno.ETIMEDOUT:
+                raise  # the connection timed out, not this wait
             return False
 
     def _on_completions(self, message: Message) -> None:

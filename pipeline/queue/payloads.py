@@ -174,10 +174,25 @@ class SealedPayloads:
 class S3Payloads:
     """Objects in a bucket; credentials come from the usual AWS sources."""
 
-    def __init__(self, bucket: str, prefix: str, **client_options: Any) -> None:
+    def __init__(
+        self,
+        bucket: str,
+        prefix: str,
+        *,
+        connect_timeout_s: float = 5,
+        network_timeout_s: float = 20,
+        **client_options: Any,
+    ) -> None:
         import boto3
+        from botocore.config import Config
 
-        self._client = boto3.client("s3", **client_options)
+        config = Config(
+            connect_timeout=connect_timeout_s,
+            read_timeout=network_timeout_s,
+            retries={"total_max_attempts": 3, "mode": "standard"},
+            tcp_keepalive=True,
+        )
+        self._client = boto3.client("s3", config=config, **client_options)
         self._bucket = bucket
         self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
 
@@ -274,6 +289,8 @@ def _open_unsigned(settings: Settings) -> PayloadStore:
             parts.path,
             region_name=settings.aws.region,
             endpoint_url=settings.aws.s3_endpoint,
+            connect_timeout_s=settings.payloads.connect_timeout_s,
+            network_timeout_s=settings.payloads.network_timeout_s,
         )
     raise ConfigError(
         f"The payload store {hide_passwords(url)!r} cannot be used.",

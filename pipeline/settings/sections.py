@@ -44,6 +44,11 @@ class DatabaseSettings(_Section):
     )
     pool_size: int = Field(default=5, ge=1, description="Connections kept open per process.")
     connect_timeout_s: float = Field(default=10, gt=0, description="Longest wait for a connection.")
+    network_timeout_s: float = Field(
+        default=20,
+        ge=2,
+        description="Silence of the network after which a connection is given up.",
+    )
 
 
 class BrokerSettings(_Section):
@@ -72,6 +77,11 @@ class BrokerSettings(_Section):
     )
     tls_key_file: Path | None = Field(default=None, description="Key of the client certificate.")
     connect_timeout_s: float = Field(default=5, gt=0, description="Longest wait for a connection.")
+    network_timeout_s: float = Field(
+        default=20,
+        ge=2,
+        description="Silence of the network after which a connection is given up.",
+    )
 
     def tls_files(self, *, ca: str, cert: str, key: str) -> dict[str, str]:
         """Return the paths that are set, under the names that a client uses."""
@@ -167,6 +177,12 @@ class PayloadSettings(_Section):
     )
     inline_max_bytes: int = Field(
         default=256 * 1024, ge=0, description="Larger bodies go to the object store."
+    )
+    connect_timeout_s: float = Field(
+        default=5, gt=0, description="Longest wait for a connection to S3."
+    )
+    network_timeout_s: float = Field(
+        default=20, gt=0, description="Longest wait for data of S3; each call is tried three times."
     )
 
 

@@ -17,7 +17,8 @@ from sqlalchemy.exc import DBAPIError
 
 from pipeline.contract.errors import ConfigError, StoreRejected, StoreUnavailable
 from pipeline.contract.url_secrets import hide_passwords, without_passwords
-from pipeline.store.database_url import read_url
+from pipeline.settings.keepalive import Keepalive
+from pipeline.store.database_url import bound_session, network_options, read_url
 from pipeline.store.faults import Fault, fault_of, reason_of, sqlstate_of
 
 #: Channels of NOTIFY. Listeners also poll slowly, in case a notification is lost.
@@ -27,6 +28,7 @@ READY_CHANNEL = "rollout_ready"
 RESCORED_CHANNEL = "rollout_rescored"
 
 _DISK_FULL = "53100"
+_READ_ONLY = "25006"
 
 #: Execution option of statements that return bodies: sent as bytes, not as hexadecimal digits.
 BINARY = "binary_results"
@@ -43,7 +45,13 @@ class Bodies(list[bytes | None]):
 psycopg.adapters.register_dumper(Bodies, ListBinaryDumper)
 
 
-def open_engine(url: str, *, pool_size: int = 5, connect_timeout_s: float = 10) -> Engine:
+def open_engine(
+    url: str,
+    *,
+    pool_size: int = 5,
+    connect_timeout_s: float = 10,
+    network_timeout_s: float = 20,
+) -> Engine:
     """Return an engine for a PostgreSQL URL; connects when first used.
 
     Raises:
@@ -55,6 +63,7 @@ def open_engine(url: str, *, pool_size: int = 5, connect_timeout_s: float = 10) 
             f"The database is {parsed.get_backend_name()}; the trajectory store needs PostgreSQL.",
             remedy="Set ROLLOUT_DATABASE__URL=postgresql://user@host/name, or unset it.",
         )
+    keepalive = Keepalive(network_timeout_s)
     engine = create_engine(
         parsed.set(drivername="postgresql+psycopg"),
         pool_size=pool_size,
@@ -65,8 +74,10 @@ def open_engine(url: str, *, pool_size: int = 5, connect_timeout_s: float = 10) 
             # Prepare at the first execution: the frequent statements are few and do not vary.
             "prepare_threshold": 0,
             **secret_options,
+            **network_options(parsed, keepalive),
         },
     )
+    event.listen(engine, "connect", bound_session(keepalive))
     event.listen(engine, "before_cursor_execute", _choose_format)
     return engine
 
@@ -99,6 +110,10 @@ def transact(engine: Engine, work: Callable[[Connection], T], *, tries: int = 3)
         except (DBAPIError, psycopg.Error) as error:  # COPY's errors come as psycopg's own
             fault = fault_of(error)
             is_dropped = isinstance(error, DBAPIError) and error.connection_invalidated
+            if sqlstate_of(error) == _READ_ONLY:
+                # After a failover all connections are to the old primary: make new ones.
+                engine.dispose()
+                is_dropped = True
             if attempt < tries and (fault is Fault.CONFLICT or is_dropped):
                 time.sleep(0.02 * attempt)
                 continue
@@ -142,6 +157,7 @@ class Listener:
         self._engine = engine
         self._channels = channels
         self._connection: psycopg.Connection | None = None
+        self._pool = engine.pool
 
     def wait(self, timeout_s: float) -> bool:
         """Return True at once when notified, False after `timeout_s` without news.
@@ -156,6 +172,8 @@ class Listener:
 
         None means that the connection was just opened: earlier notifications were not received.
         """
+        if self._pool is not self._engine.pool:
+            self.close()  # the engine left a server that became read-only
         try:
             if self._connection is None:
                 self._connection = self._connect()
@@ -177,7 +195,8 @@ class Listener:
 
     def _connect(self) -> psycopg.Connection:
         # A new pool without connections: this one has the engine's options and is not lent again.
-        opened = self._engine.pool.recreate().connect()
+        self._pool = self._engine.pool
+        opened = self._pool.recreate().connect()
         connection = cast("psycopg.Connection", opened.driver_connection)
         opened.detach()
         connection.autocommit = True

@@ -93,7 +93,11 @@ class TrainerClient:
             SchemaOutdated: It is not migrated.
         """
         settings = settings or load_settings()
-        engine = open_engine(_database_url(settings))
+        engine = open_engine(
+            _database_url(settings),
+            connect_timeout_s=settings.database.connect_timeout_s,
+            network_timeout_s=settings.database.network_timeout_s,
+        )
         require_current(engine)
         return cls(engine, run=run, consumer=consumer, payloads=open_payloads(settings))
 
