@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 from fixtures.brokers import BrokerPlace
+from fixtures.deployment import VISIBILITY_S
 from fixtures.stored_run import StoredRun
 from fixtures.waiting import wait_until
 from sqlalchemy import Engine
 
 from pipeline.contract.errors import QueueUnavailable
 from pipeline.dispatcher import Dispatcher
+from pipeline.queue import broker as broker_module
 from pipeline.queue.broker import Broker, broker_of
 from pipeline.queue.requests import RequestPublisher
 
@@ -97,7 +99,11 @@ def test_no_more_than_a_batch_is_claimed_before_the_broker_confirms(engine, disp
 
 
 @pytest.mark.parametrize("broker_place", ["sqs"], indirect=True)
-def test_a_stale_request_is_dropped_by_the_clock_of_sqs_and_runs_once(deploy, broker_place):
+def test_a_stale_request_is_dropped_by_the_clock_of_sqs_and_runs_once(
+    deploy, broker_place, monkeypatch
+):
+    # SQS refuses to make a queue again with another visibility timeout than that of the processes.
+    monkeypatch.setattr(broker_module, "_VISIBILITY_S", VISIBILITY_S)
     deployment = deploy(
         broker_place,
         dispatch={"request_expires_s": EXPIRES_S},
