@@ -114,7 +114,7 @@ def scaling(rollouts: int = SCALING_ROLLOUTS, json_path: Json = None) -> None:
 
 @app.command()
 def faults(
-    broker: Literal["redis", "rabbitmq"] = "redis",
+    broker: Literal["redis", "rabbitmq", "sqs"] = "redis",
     rollouts: Annotated[int, typer.Option(min=100, help="Rollouts of the longest phase.")] = 5000,
     seed: Annotated[int, typer.Option(help="Seed of all random choices.")] = 1,
     json_path: Json = None,

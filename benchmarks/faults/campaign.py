@@ -72,7 +72,7 @@ def run_campaign(
     """Run every fault on a separate deployment and check the invariants.
 
     Args:
-        broker: `redis` or `rabbitmq`.
+        broker: `redis`, `rabbitmq` or `sqs`.
         rollouts: Rollouts of the phase with most of the faults; the others are smaller.
         seed: Seed of all random choices.
         size: Size of the deployment.
@@ -139,14 +139,13 @@ class _Course:
         with self.phase(STORM, groups=groups) as run:
             trainers = self._start_trainers(run)
             order: list[str] = []
+            faults = injections.applicable(deployment.broker.name)
             while not run.is_done():
-                order = order or self._random.sample(
-                    sorted(injections.INJECTIONS), len(injections.INJECTIONS)
-                )
+                order = order or self._random.sample(sorted(faults), len(faults))
                 name = order.pop()
                 self._say(f"  {name}  {dict(run.states())}")
                 run.note_fault(name)
-                injections.INJECTIONS[name](deployment, self._random)
+                faults[name](deployment, self._random)
                 time.sleep(self._random.uniform(0.5, 3.0))
             self._end_trainers(trainers)
         self._judge_training(run, trainers)

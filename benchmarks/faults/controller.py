@@ -14,6 +14,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from benchmarks.faults.sqs_server import shorten_visibility
+
 #: `PLACE:N`: die when this place is reached for the n-th time.
 DIE_VARIABLE = "FAULTS_DIE_AT"
 
@@ -127,6 +129,7 @@ _SEAMS = {
 
 
 def main() -> None:
+    shorten_visibility()
     if armed := os.environ.get(DIE_VARIABLE):
         place, _, nth = armed.partition(":")
         arm(place, int(nth))

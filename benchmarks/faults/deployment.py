@@ -29,7 +29,7 @@ from benchmarks.faults.servers import BrokerServer, Store, make_broker
 from benchmarks.mock_behaviour import MockBehaviour
 from benchmarks.mock_server import MockServer
 from pipeline.embedded import EmbeddedServices
-from pipeline.settings import LeaseSettings
+from pipeline.settings import LeaseSettings, Settings, load_settings
 from pipeline.store.engine import open_engine
 from pipeline.store.schema import upgrade
 
@@ -64,7 +64,7 @@ class Deployment:
     """A running deployment on one broker; a context manager.
 
     Args:
-        broker: `redis` or `rabbitmq`.
+        broker: `redis`, `rabbitmq` or `sqs`.
         size: Processes, leases, model.
 
     Raises:
@@ -131,7 +131,13 @@ class Deployment:
 
     def _settings(self) -> dict[str, str]:
         size, lease = self.size, self.size.lease
-        return {
+        endpoint = self.broker.endpoint
+        aws = {
+            "ROLLOUT_AWS__ENDPOINT_URL": endpoint,
+            "AWS_ACCESS_KEY_ID": "testing",
+            "AWS_SECRET_ACCESS_KEY": "testing",
+        }
+        return (aws if endpoint else {}) | {
             "ROLLOUT_DATABASE__URL": self.store.url,
             "ROLLOUT_BROKER__URL": self.broker.url,
             "ROLLOUT_LIMITS__REDIS_URL": self.limits_url,
@@ -146,6 +152,11 @@ class Deployment:
             "ROLLOUT_LLM__MODEL": "mock",
             "ROLLOUT_LLM__TIMEOUT_S": str(size.model_timeout_s),
         }
+
+    def broker_settings(self) -> Settings:
+        """Return settings by which this process reaches the broker."""
+        aws = {"endpoint_url": self.broker.endpoint} if self.broker.endpoint else {}
+        return load_settings(overrides={"broker": {"url": self.broker.url}, "aws": aws})
 
     def add_controller(self, *lives: Mapping[str, str]) -> Member:
         """Start a controller.

@@ -12,16 +12,14 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from random import Random
 
-from kombu import Connection
-
 from benchmarks.faults import controller
 from benchmarks.faults.deployment import Deployment
 from benchmarks.faults.fleet import Member
+from benchmarks.faults.sqs_server import SqsServer
 from pipeline.contract.messages import COMPLETION_QUEUE, HEARTBEAT_QUEUE, TASK_RUN
 from pipeline.contract.run import DEFAULT_REQUEST_QUEUE
 from pipeline.queue.broker import broker_of
 from pipeline.queue.celery_app import make_celery_app
-from pipeline.settings import load_settings
 
 Injection = Callable[[Deployment, Random], None]
 
@@ -147,7 +145,8 @@ def restart_store(deployment: Deployment, random: Random) -> None:
 
 def send_garbage(deployment: Deployment, random: Random) -> None:
     """C12: unreadable messages among the valid ones."""
-    with Connection(deployment.broker.url) as connection:
+    broker = broker_of(deployment.broker_settings())
+    with broker.connect() as connection:
         producer = connection.Producer()
         for queue in (COMPLETION_QUEUE, HEARTBEAT_QUEUE, DEFAULT_REQUEST_QUEUE):
             for body in GARBAGE:
@@ -157,8 +156,7 @@ def send_garbage(deployment: Deployment, random: Random) -> None:
                     content_type="application/x-garbage",
                     content_encoding="binary",
                 )
-    settings = load_settings(overrides={"broker": {"url": deployment.broker.url}})
-    app = make_celery_app(broker_of(settings))
+    app = make_celery_app(broker)
     for body in NO_REQUESTS:
         app.send_task(TASK_RUN, args=(body,), ignore_result=True)
     app.close()
@@ -170,6 +168,19 @@ def storm(deployment: Deployment, random: Random) -> None:
     time.sleep(3.0)
     deployment.model.disturb()
 
+
+def refuse_calls(deployment: Deployment, random: Random) -> None:
+    """C18: SQS throttles every call for a while, and then finds every token expired."""
+    assert isinstance(deployment.broker, SqsServer)
+    try:
+        for code in ("ThrottlingException", "ExpiredTokenException"):
+            deployment.broker.refuse(code)
+            time.sleep(deployment.size.lease.lease_s)
+    finally:
+        deployment.broker.refuse("")
+
+
+SQS_REFUSES = "C18 SQS throttles, then finds tokens expired"
 
 #: The faults from which the campaign chooses, by their name in the figures.
 INJECTIONS: dict[str, Injection] = {
@@ -186,7 +197,24 @@ INJECTIONS: dict[str, Injection] = {
     "C10 Postgres stopped immediately": restart_store,
     "C12 undecodable messages": send_garbage,
     "C15 storm of 429, silent calls": storm,
+    SQS_REFUSES: refuse_calls,
 }
+
+
+#: Faults that cannot happen to a broker, and why.
+NOT_APPLICABLE: dict[str, dict[str, str]] = {
+    "sqs": {
+        "C5 broker killed, empty restart": "SQS keeps its messages during an outage; see C4 and C6"
+    },
+    "redis": {SQS_REFUSES: "only SQS throttles and has credentials that expire"},
+    "rabbitmq": {SQS_REFUSES: "only SQS throttles and has credentials that expire"},
+}
+
+
+def applicable(broker: str) -> dict[str, Injection]:
+    """Return the faults that can happen with a broker."""
+    refused = NOT_APPLICABLE[broker]
+    return {name: inject for name, inject in INJECTIONS.items() if name not in refused}
 
 
 def _during(fault: AbstractContextManager[object], for_s: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.faults.figures import Figures
+from benchmarks.faults.injections import NOT_APPLICABLE
 from benchmarks.faults.results import Campaign
 from benchmarks.report import table
 
@@ -15,6 +16,10 @@ def campaign_table(campaign: Campaign) -> str:
         f"Broker {campaign.broker}, seed {campaign.seed}.",
         table(list(_COLUMNS), rows),
         table(["fault", "injected", "recovery p50", "p99"], _recoveries(campaign)),
+        *(
+            f"Not applicable to {campaign.broker}: {fault} ({reason})."
+            for fault, reason in NOT_APPLICABLE[campaign.broker].items()
+        ),
         f"Throughput under faults / without: {campaign.throughput_kept:.2f}.",
         *(f"VIOLATION {violation}" for violation in campaign.violations),
         "No violation of I1-I11." if not campaign.violations else "",

@@ -1,4 +1,4 @@
-"""Servers for fault injection: a private PostgreSQL, a private Redis, a RabbitMQ node.
+"""Servers for fault injection: a private PostgreSQL, a private Redis, a RabbitMQ node, SQS.
 
 The deployment starts them in its own folder. Other servers of this machine are never used. Must
 not: know the pipeline.
@@ -20,6 +20,7 @@ from typing import Protocol
 from kombu import Connection
 
 from benchmarks.faults.processes import signal_server
+from benchmarks.faults.sqs_server import SqsServer
 from pipeline.embedded import EmbeddedServices
 
 _START_TIMEOUT_S = 90.0
@@ -35,6 +36,7 @@ class BrokerServer(Protocol):
 
     name: str
     url: str
+    endpoint: str  #: of SQS and S3; empty for other brokers
 
     def start(self) -> None:
         """Start it and wait until it serves."""
@@ -89,6 +91,7 @@ class RedisServer:
     """A private Redis without persistence: it is empty after a restart."""
 
     name = "redis"
+    endpoint = ""
 
     def __init__(self, folder: Path) -> None:
         self._services = EmbeddedServices(folder, durable=False)
@@ -138,6 +141,7 @@ class RabbitServer:
     """
 
     name = "rabbitmq"
+    endpoint = ""
 
     def __init__(self, folder: Path) -> None:
         program = _RABBITMQ_SCRIPTS / "rabbitmq-server"
@@ -250,7 +254,9 @@ def make_broker(name: str, folder: Path) -> BrokerServer:
         return RedisServer(folder)
     if name == "rabbitmq":
         return RabbitServer(folder)
-    raise ValueError(f"no broker {name!r}: redis or rabbitmq")
+    if name == "sqs":
+        return SqsServer(folder)
+    raise ValueError(f"no broker {name!r}: redis, rabbitmq or sqs")
 
 
 def _pid_of(services: EmbeddedServices, name: str) -> int | None:

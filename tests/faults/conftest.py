@@ -20,7 +20,7 @@ from fixtures.brokers import missing  # noqa: E402
 from benchmarks.faults.deployment import Deployment  # noqa: E402
 from benchmarks.faults.servers import BrokerMissing  # noqa: E402
 
-BROKERS = ("redis", "rabbitmq")
+BROKERS = ("redis", "rabbitmq", "sqs")
 
 #: Nothing here is slow for want of speed: it waits for leases, restarts and a busy machine.
 TIMEOUT_S = 400

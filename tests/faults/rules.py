@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
+from benchmarks.faults import injections
 from benchmarks.faults.deployment import Deployment
 from benchmarks.faults.figures import Figures, count_figures
 from benchmarks.faults.invariants import find_violations
@@ -23,6 +26,13 @@ def judge(run: FaultRun, *, timeout_s: float = PATIENCE_S) -> Figures:
     assert figures.lost == 0
     assert figures.accepted_twice == 0
     return figures
+
+
+def skip_if_not_applicable(deployment: Deployment, fault: str) -> None:
+    """Skip a test whose fault cannot happen to this broker, with the reason."""
+    reason = injections.NOT_APPLICABLE[deployment.broker.name].get(fault)
+    if reason is not None:
+        pytest.skip(f"{fault}: {reason}")
 
 
 def pids(deployment: Deployment) -> set[int]:

@@ -6,7 +6,7 @@ import time
 from benchmarks.faults import injections
 from benchmarks.faults.deployment import Deployment
 from benchmarks.faults.runs import FaultRun
-from faults.rules import judge, pids
+from faults.rules import judge, pids, skip_if_not_applicable
 
 #: Of 64 places in workers; more rollouts than that wait on the broker and in the store.
 FULL = 40
@@ -29,6 +29,7 @@ def test_messages_that_the_broker_loses_are_sent_again(
 def test_everybody_outlives_a_broker_that_dies_and_comes_back_empty(
     deployment: Deployment, seeded: random.Random
 ):
+    skip_if_not_applicable(deployment, "C5 broker killed, empty restart")
     before = pids(deployment)
     run = FaultRun(deployment, groups=16, name="emptied", gated=True)
     run.wait_running(FULL)
@@ -66,5 +67,19 @@ def test_a_broker_that_answers_nobody_is_waited_for(deployment: Deployment):
     with injections.hanging_broker(deployment):
         run.open_gate()
         time.sleep(1.5 * deployment.size.lease.lease_s)
+    judge(run)
+    assert pids(deployment) == before
+
+
+def test_a_broker_that_refuses_every_call_for_a_while_costs_no_rollout(
+    deployment: Deployment, seeded: random.Random
+):
+    skip_if_not_applicable(deployment, injections.SQS_REFUSES)
+    before = pids(deployment)
+    run = FaultRun(deployment, groups=8, name="refused", gated=True)
+    run.wait_running(FULL)
+    run.note_fault("C18")
+    run.open_gate()
+    injections.refuse_calls(deployment, seeded)
     judge(run)
     assert pids(deployment) == before
