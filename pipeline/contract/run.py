@@ -10,7 +10,15 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from pipeline.contract.base_urls import base_url_of, carries_credentials, urls_of
 from pipeline.contract.errors import SCORED_BY_DEFAULT, Action, ErrorClass
@@ -19,6 +27,9 @@ from pipeline.contract.rollout import RunPurpose
 
 #: Queue of runs that name none; workers consume it by default.
 DEFAULT_REQUEST_QUEUE = "rollouts"
+
+#: Queues for messages between the pipeline's processes. SQS takes a dot for a dash.
+_OWN_QUEUES = re.compile(r"rollout\.|rollout-(completions|heartbeats|markers)$|celery(ev|\.pidbox)")
 
 #: Upper bound of durations: longer than any useful wait, and safe for every clock.
 _YEAR_S = 365 * 86_400
@@ -32,6 +43,8 @@ _MOST_FAILED = 0.5
 _OVERRIDABLE = frozenset({Action.RETRY, Action.RETRY_FREE, Action.FAIL, Action.SCORE})
 #: Only budgets and clocks leave a trajectory that can be scored.
 _SCORABLE = frozenset(SCORED_BY_DEFAULT)
+#: Validation context of configurations from the store.
+_STORED = "stored"
 #: Agents that give the reward themselves, by the task's tests.
 _JUDGED_BY_THEMSELVES = frozenset({"coding", "swe"})
 
@@ -168,6 +181,12 @@ class RunConfig(AttemptSpec):
                 raise ValueError(f"{error_class} leaves nothing to score: use retry or fail")
         return value
 
+    @field_validator("queue")
+    @classmethod
+    def _check_queue(cls, value: str, info: ValidationInfo) -> str:
+        # A run that an earlier version stored must not keep the others from being read.
+        return value if info.context == _STORED else check_queue(value)
+
     @field_validator("base_url")
     @classmethod
     def _check_base_url(cls, value: str | tuple[str, ...] | None) -> Any:
@@ -187,7 +206,8 @@ class RunConfig(AttemptSpec):
     @classmethod
     def stored(cls, data: Mapping[str, Any]) -> RunConfig:
         """Read a configuration from the store, without fields that this version does not know."""
-        return cls.model_validate({key: data[key] for key in cls.model_fields if key in data})
+        known = {key: data[key] for key in cls.model_fields if key in data}
+        return cls.model_validate(known, context=_STORED)
 
     @property
     def usable_min(self) -> int:
@@ -223,6 +243,18 @@ class RunOrigin(BaseModel):
     def stored(cls, data: Mapping[str, Any]) -> RunOrigin:
         """Read an origin from the store, without fields that this version does not know."""
         return cls.model_validate({key: data[key] for key in cls.model_fields if key in data})
+
+
+def check_queue(name: str) -> str:
+    """Return the name if requests may be sent to the queue."""
+    if not name.strip():
+        raise ValueError("a queue needs a name")
+    if _OWN_QUEUES.match(name):
+        raise ValueError(
+            f"{name!r} is a queue of the pipeline itself, not of requests: choose another name, "
+            f"such as {DEFAULT_REQUEST_QUEUE!r}"
+        )
+    return name
 
 
 def own_queue_of(slug: str) -> str:

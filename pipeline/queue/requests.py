@@ -99,10 +99,16 @@ class RequestPublisher:
             arguments: dict[str, object] = {"labels": list(labels)}
             if signature := self._broker.signer.signature("\n".join(labels), CANCEL):
                 arguments["signature"] = signature
-            with self._connection():
-                # Connecting fails if the broker is down; the broadcast would wait for ever.
-                pass
-            self._app.control.broadcast("cancel_attempts", arguments=arguments)
+            # Not `control.broadcast`: while the broker is down, its retries would never end.
+            with self._app.producer_pool.acquire(block=True) as producer:
+                exchange = self._app.control.mailbox.exchange
+                producer.publish(
+                    {"method": "cancel_attempts", "arguments": arguments, "destination": None},
+                    exchange=exchange.name,
+                    declare=[exchange],
+                    serializer="json",
+                    retry=False,
+                )
 
     def count_readers(self, queue: str) -> int | None:
         """Return the number of workers that consume a queue; None without remote control.

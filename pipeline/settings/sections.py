@@ -9,10 +9,11 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, field_validator
 from pydantic_settings import NoDecode
 
 from pipeline.contract.base_urls import base_url_of
+from pipeline.contract.run import check_queue
 
 
 def _split(value: Any) -> Any:
@@ -262,6 +263,11 @@ class WorkerSettings(_Section):
         description="Rollouts that were lost twice and run in processes of their own at once; "
         "further ones run in the worker; 0: all do.",
     )
+
+    @field_validator("queues")
+    @classmethod
+    def _check_queues(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(check_queue(name) for name in value)
 
     @property
     def allowed_urls(self) -> tuple[str, ...]:

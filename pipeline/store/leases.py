@@ -94,12 +94,15 @@ UPDATE attempts a SET
 FROM locked b WHERE a.rollout_id = b.id AND a.attempt_no = b.no
 """)
 
+# An attempt whose own worker has reported its end runs no more: a heartbeat may be older than that.
 _FENCED = text("""
 SELECT runs.slug, r.group_no, r.rollout_index, b.no
-FROM unnest(CAST(:ids AS uuid[]), CAST(:nos AS integer[])) AS b (id, no)
+FROM unnest(CAST(:ids AS uuid[]), CAST(:nos AS integer[]), CAST(:workers AS text[]))
+    AS b (id, no, worker_id)
 JOIN attempts a ON a.rollout_id = b.id AND a.attempt_no = b.no
 JOIN rollouts r ON r.rollout_id = b.id JOIN runs ON runs.run_id = r.run_id
 WHERE a.state NOT IN ('dispatched', 'running')
+  AND (a.state IN ('lost', 'cancelled') OR a.worker_id IS DISTINCT FROM b.worker_id)
 """)
 
 _SEEN = text("""
@@ -119,7 +122,7 @@ ON CONFLICT (process_id) DO UPDATE SET last_seen_at = now(), capacity = excluded
 def keep_alive(connection: Connection, beats: Sequence[Heartbeat], *, lease_s: float) -> list[str]:
     """Renew the leases of the attempts in heartbeats; return the labels of those to stop.
 
-    An attempt is to be stopped when it has ended in the store: lost, cancelled or superseded.
+    An attempt is to be stopped when it was given up or cancelled, or another worker ended it.
 
     Args:
         connection: An open transaction that has taken its other locks.
@@ -137,11 +140,11 @@ def keep_alive(connection: Connection, beats: Sequence[Heartbeat], *, lease_s: f
         reported = {
             "phases": [attempt.phase for attempt in held],
             "steps": [attempt.step for attempt in held],
-            "workers": [worker_id for _, worker_id in holders.values()],
             "lease_s": lease_s,
         }
-        connection.execute(_RENEW, _keys(held) | reported)
-        fenced = [label_of(*row) for row in connection.execute(_FENCED, _keys(held))]
+        keys = _keys(held) | {"workers": [worker_id for _, worker_id in holders.values()]}
+        connection.execute(_RENEW, keys | reported)
+        fenced = [label_of(*row) for row in connection.execute(_FENCED, keys)]
     if beats:
         connection.execute(_SEEN, {"workers": [_worker(beat) for beat in beats]})
     return fenced

@@ -6,6 +6,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+import redis
 
 from benchmarks.faults.servers import RedisServer
 from pipeline.contract.errors import QueueUnavailable
@@ -68,4 +69,16 @@ def test_workers_are_told_to_stop_attempts_again_after_the_broker_was_away(broke
             publisher.stop_attempts(["math-g000000-r0-a1"])
     redis_server.start()
     publisher.stop_attempts(["math-g000000-r0-a1"])
+    publisher.close()
+
+
+def test_stop_commands_go_over_a_kept_connection(broker, redis_server):
+    publisher = RequestPublisher(broker, expires_s=60)
+    publisher.stop_attempts(["math-g000000-r0-a1"])
+    client = redis.Redis.from_url(redis_server._services.redis_client_url)
+    before = client.info("stats")["total_connections_received"]
+    for number in range(5):
+        publisher.stop_attempts([f"math-g000000-r{number}-a1"])
+    assert client.info("stats")["total_connections_received"] == before
+    client.close()
     publisher.close()

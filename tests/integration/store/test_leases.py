@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from fixtures.stored_run import StoredRun
+from fixtures.waiting import wait_until
 from sqlalchemy import text
 
 from pipeline.contract.messages import Heartbeat
@@ -120,11 +121,21 @@ def test_a_repeated_heartbeat_leaves_one_event(story):
 
 
 def test_a_heartbeat_of_fenced_attempts_reports_what_to_stop(story):
-    lost, done, running = story.claim(3)
-    story.record(story.lost(lost), story.succeeded(done))
-    labels = story.beat(lost, done, running)
+    lost, ended_elsewhere, running = story.claim(3)
+    story.record(story.lost(lost), story.succeeded(ended_elsewhere, worker_id="w2"))
+    labels = story.beat(lost, ended_elsewhere, running, worker_id="w1")
     assert sorted(labels) == [f"{story.run.slug}-g000000-r{index}-a1" for index in (0, 1)]
     assert story.attempt(lost)["state"] == "lost"
+
+
+def test_attempts_that_ended_by_themselves_are_not_stopped(story):
+    done, failed, superseded = attempts = story.claim(3)
+    story.record(story.succeeded(done), story.failed(failed), story.lost(superseded))
+    successor = wait_until(story.claim, what="the retries")
+    story.record(*(story.succeeded(attempt, worker_id="w2") for attempt in successor))
+    story.record(story.succeeded(superseded))
+    assert story.attempt(superseded)["state"] == "superseded"
+    assert story.beat(*attempts) == []
 
 
 def test_a_heartbeat_of_an_old_attempt_does_not_touch_its_successor(story):

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from pipeline.contract.errors import SCORED_BY_DEFAULT, Action, ErrorClass
-from pipeline.contract.run import RunConfig, check_slug
+from pipeline.contract.messages import COMPLETION_QUEUE, HEARTBEAT_QUEUE
+from pipeline.contract.run import RunConfig, check_slug, own_queue_of, rescore_queue_of
+from pipeline.settings.sections import WorkerSettings
 
 
 def test_a_config_read_back_is_the_config():
@@ -49,3 +51,32 @@ def test_a_plain_word_can_name_a_run(slug):
 def test_what_would_break_ids_or_file_names_cannot_name_a_run(slug):
     with pytest.raises(ValueError, match="cannot name a run"):
         check_slug(slug)
+
+
+OWN_QUEUES = [
+    COMPLETION_QUEUE,
+    HEARTBEAT_QUEUE,
+    # As SQS names them.
+    COMPLETION_QUEUE.replace(".", "-"),
+    HEARTBEAT_QUEUE.replace(".", "-"),
+    "celeryev.1",
+    "celery.pidbox",
+]
+
+
+@pytest.mark.parametrize("queue", [*OWN_QUEUES, " "])
+def test_neither_runs_nor_workers_may_name_a_queue_of_the_pipeline_itself(queue):
+    for name_it in (lambda: RunConfig(queue=queue), lambda: WorkerSettings(queues=(queue,))):
+        with pytest.raises(ValidationError, match=r"choose another name|needs a name"):
+            name_it()
+
+
+@pytest.mark.parametrize("queue", [own_queue_of("math7"), rescore_queue_of("x"), "rollout-gpu"])
+def test_other_queues_may_be_named(queue):
+    assert RunConfig(queue=queue).queue == queue
+    assert WorkerSettings(queues=(queue,)).queues == (queue,)
+
+
+def test_a_stored_run_with_a_queue_that_is_refused_today_can_be_read():
+    stored = RunConfig().model_dump(mode="json") | {"queue": COMPLETION_QUEUE}
+    assert RunConfig.stored(stored).queue == COMPLETION_QUEUE
