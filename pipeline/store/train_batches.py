@@ -34,20 +34,29 @@ SELECT state, manifest_digest, handed_out_at IS NOT NULL AS handed_out FROM trai
 WHERE run_id = :run_id AND consumer = :consumer AND trainer_step = :step FOR UPDATE
 """)
 
+# Waits for no lock, because the pull before it has locked the groups that were ready. A batch of
+# which another transaction holds a group is taken over by a later pull.
 _TAKE_OVER = text("""
 WITH expired AS (
     SELECT batch_id FROM train_batches
     WHERE run_id = :run_id AND consumer <> :consumer AND state = 'leased' AND lease_until < now()
     ORDER BY batch_id FOR UPDATE SKIP LOCKED
+), members AS (
+    SELECT batch_id, group_id
+    FROM expired JOIN train_batch_groups USING (batch_id) JOIN groups USING (group_id)
+    WHERE state = 'leased'
+), locked AS (
+    SELECT group_id FROM groups WHERE group_id IN (SELECT group_id FROM members)
+      AND state = 'leased' FOR UPDATE SKIP LOCKED
+), whole AS (
+    SELECT batch_id FROM expired EXCEPT SELECT batch_id FROM members
+    WHERE group_id NOT IN (SELECT group_id FROM locked)
 ), ended AS (
     UPDATE train_batches b SET state = 'expired', reason = 'taken over by ' || :consumer
-    FROM expired WHERE b.batch_id = expired.batch_id
-), locked AS (
-    SELECT group_id
-    FROM groups JOIN train_batch_groups USING (group_id) JOIN expired USING (batch_id)
-    WHERE state = 'leased' ORDER BY group_id FOR UPDATE OF groups
+    FROM whole WHERE b.batch_id = whole.batch_id
 ), freed AS (
-    UPDATE groups g SET state = 'ready' FROM locked WHERE g.group_id = locked.group_id
+    UPDATE groups g SET state = 'ready' FROM members JOIN whole USING (batch_id)
+    WHERE g.group_id = members.group_id AND g.state = 'leased'
     RETURNING g.run_id, g.group_id
 )
 INSERT INTO events (run_id, entity, entity_id, from_state, to_state, reason)
