@@ -7,8 +7,6 @@ import an SDK, or follow a redirect, which would send the key to another address
 from __future__ import annotations
 
 import json
-import urllib.error
-import urllib.request
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +32,10 @@ def list_models(base_url: str, authorization: str | None = None, *, timeout_s: f
         authorization: The value of the header, such as `Bearer KEY`.
         timeout_s: Longest wait for the connection, and for each part of the answer.
     """
+    # Imported here, because clients that have a model, such as a worker's, never need it.
+    import urllib.error
+    import urllib.request
+
     try:
         request = urllib.request.Request(base_url.rstrip("/") + "/models")
         if authorization:
@@ -55,6 +57,8 @@ def _listed(status: int, body: bytes) -> ModelList:
 
 
 def _opener(base_url: str) -> Any:
+    import urllib.request
+
     class NoRedirects(urllib.request.HTTPRedirectHandler):
         def redirect_request(self, *_: Any) -> None:
             """Follow no redirect."""
