@@ -9,6 +9,7 @@ model, or turn its exceptions into an answer.
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
@@ -16,13 +17,15 @@ from workers.core.base_agent import BaseAgent
 from workers.core.call_parser import CallParseError, parse_json_arguments
 from workers.core.conversation import begin_trajectory, content_chars, message_text
 from workers.core.model_response import ModelResponse, NativeToolCall
-from workers.core.options import options_of
+from workers.core.options import Options, options_of
 from workers.core.reply_parser import read_reply, whole_reply
 from workers.core.tool_schemas import ToolResult
 from workers.core.trajectory import StepType, Trajectory, TrajectoryStep
 
 ARGUMENTS = ("tools", "request_id", "trajectory", "config")
 ANSWER_KEYS = ("answer", "content")
+
+logger = logging.getLogger(__name__)
 
 
 class AnswerShapeError(TypeError):
@@ -64,12 +67,11 @@ class RecordedModel:
             self._record_prompt(sent)
             return
         known = self._trajectory.get_messages()
-        if sent[: len(known)] == known:
-            for message in sent[len(known) :]:
-                self._trajectory.add_step(_sent_step(message))
-        else:
-            step = _sent_step(sent[-1])
-            step.metadata["rewritten_context"] = True
+        is_rewritten = list(map(_meaning, sent[: len(known)])) != list(map(_meaning, known))
+        for message in _after_last_reply(sent) if is_rewritten else sent[len(known) :]:
+            step = _sent_step(message)
+            if is_rewritten:
+                step.metadata["rewritten_context"] = True
             self._trajectory.add_step(step)
 
     def _record_prompt(self, sent: list[dict[str, Any]]) -> None:
@@ -141,11 +143,16 @@ class Tools(dict[str, BoundTool]):
 
 
 class FunctionAgent(BaseAgent):
-    """An agent whose `run_trajectory` is a plain function; each function gets a subclass."""
+    """An agent whose `run_trajectory` is a plain function; each function gets a subclass.
 
+    With the option `require_model_calls` a run without a recorded model call is an error.
+    """
+
+    options: ClassVar[Options] = {"require_model_calls": bool}
     function: ClassVar[Callable[..., Any]]
     wanted: ClassVar[tuple[str, ...]] = ()
     option_names: ClassVar[tuple[str, ...]] = ()
+    _has_reported = False
 
     async def run_trajectory(
         self, prompt: dict[str, Any], llm_generate_func: Any, request_id: str, **kwargs: Any
@@ -169,9 +176,24 @@ class FunctionAgent(BaseAgent):
             given = await type(self).function(prompt, llm, **wanted)
         finally:
             await self.release_tools(trajectory)
+        if llm.n_calls == 0:
+            self._report_no_call()
         trajectory = self._with_answer(given, trajectory, has_reply=llm.n_calls > 0)
         self.finalize_trajectory(trajectory)
         return trajectory
+
+    def _report_no_call(self) -> None:
+        """Say that no model call was recorded: as an error if calls are required, else once."""
+        text = (
+            f"agent {type(self).__name__!r} ended without a model call through `llm`. Calls of a "
+            "client of its own are not recorded, limited or counted, and no trainer can use them. "
+            "Give the framework a model that calls `await llm(messages)`."
+        )
+        if self.config.get("require_model_calls"):
+            raise AnswerShapeError(text)
+        if not self._has_reported:
+            self._has_reported = True
+            logger.warning("%s The option require_model_calls makes this an error.", text)
 
     def _with_answer(self, given: Any, trajectory: Trajectory, has_reply: bool) -> Trajectory:
         if isinstance(given, Trajectory):
@@ -256,6 +278,27 @@ def _reply_steps(response: ModelResponse, prompt_chars: int) -> list[TrajectoryS
     step = whole_reply(response, prompt_chars)
     step.step_type = StepType.THOUGHT
     return [step]
+
+
+def _meaning(message: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the parts of a message that a model sees.
+
+    SDKs write the same message in several ways: content None or empty, and fields that are None.
+    """
+    calls = [
+        (call.get("id"), call["function"].get("name"), call["function"].get("arguments"))
+        for call in message.get("tool_calls") or ()
+        if isinstance(call, Mapping) and isinstance(call.get("function"), Mapping)
+    ]
+    content = message.get("content")
+    content = content if isinstance(content, list) else message_text(message)
+    return message.get("role"), content, message.get("tool_call_id"), calls
+
+
+def _after_last_reply(sent: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages after the model's last reply: the results or questions of this turn."""
+    replies = [at for at, message in enumerate(sent) if message.get("role") == "assistant"]
+    return sent[replies[-1] + 1 :] if replies else sent[-1:]
 
 
 def _sent_step(message: dict[str, Any]) -> TrajectoryStep:

@@ -149,6 +149,68 @@ async def test_a_rewritten_context_is_marked(script):
     ]
 
 
+def as_an_sdk_writes_it(message: dict) -> dict:
+    """Return a reply as the model_dump() of an SDK's message."""
+    return {**message, "content": message["content"] or None, "refusal": None, "audio": None}
+
+
+async def test_a_reply_sent_back_without_content_is_no_rewritten_context(script, calls):
+    @register_agent("framework")
+    async def solve(prompt, llm, tools):
+        messages = [{"role": "user", "content": "Q!"}]
+        reply = await llm(messages, tools=tools.schemas())
+        messages.append(as_an_sdk_writes_it(reply.to_message()))
+        messages += [await tools.answer(call) for call in reply.tool_calls]
+        return (await llm(messages)).text
+
+    def double(n: int) -> int:
+        return n * 2
+
+    model = script(calls(("double", '{"n": 3}'), ("double", '{"n": 4}')), "14")
+    trajectory = await ran("framework", model, tools={"double": double})
+    assert not any("rewritten_context" in step.metadata for step in trajectory.steps)
+    results = [m["content"] for m in trajectory.get_messages() if m["role"] == "tool"]
+    assert results == ["6", "8"]
+
+
+async def test_all_results_of_a_turn_are_recorded_in_a_rewritten_context(script):
+    @register_agent("compacts")
+    async def solve(prompt, llm):
+        await llm("first")
+        results = [
+            {"role": "tool", "tool_call_id": f"c{number}", "content": str(number)}
+            for number in range(3)
+        ]
+        summary = [{"role": "user", "content": "so far"}, {"role": "assistant", "content": "ok"}]
+        return (await llm([*summary, *results])).text
+
+    trajectory = await ran("compacts", script("1", "2"))
+    rewritten = [s.content for s in trajectory.steps if s.metadata.get("rewritten_context")]
+    assert rewritten == ["0", "1", "2"]
+
+
+async def test_an_agent_without_a_recorded_model_call_is_reported_once(script, caplog):
+    @register_agent("own_client")
+    async def solve(prompt, llm):
+        return "42"
+
+    agent = get_agent_class("own_client")()
+    for number in range(3):
+        trajectory = await agent.run_trajectory({"content": "q"}, script(), f"r{number}")
+    assert trajectory.get_final_response() == "42"
+    assert caplog.text.count("ended without a model call through `llm`") == 1
+
+
+async def test_a_missing_model_call_can_be_an_error(script):
+    @register_agent("own_client")
+    async def solve(prompt, llm):
+        return "42"
+
+    agent = get_agent_class("own_client")(require_model_calls=True)
+    with pytest.raises(TypeError, match="not recorded, limited or counted"):
+        await agent.run_trajectory({"content": "q"}, script(), "r")
+
+
 async def test_a_dict_brings_reward_and_metadata(script):
     @register_agent("dict")
     async def solve(prompt, llm):
