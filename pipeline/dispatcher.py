@@ -176,6 +176,7 @@ def request_of(run: Run, attempt: ClaimedAttempt) -> RolloutRequest:
         strict_tools=ErrorClass.TOOL_ERROR in config.on_error,
         policy_version=run.policy_version,
         weight=config.weight,
+        lost_count=attempt.lost_count,
     )
 
 

@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import defaultdict
 from collections.abc import Sequence
-from datetime import datetime, timedelta
-from heapq import nlargest
-from uuid import UUID
+from datetime import timedelta
 
 from kombu import Connection as BrokerConnection
 from sqlalchemy import Connection, Engine, text
@@ -24,22 +21,11 @@ from pipeline.departures import Departures
 from pipeline.queue.broker import Broker
 from pipeline.queue.claim_checks import find_outcomes
 from pipeline.queue.payloads import PayloadStore
-from pipeline.retry import (
-    HELD_NO_MORE,
-    NEVER_HELD,
-    WORKER_DIED,
-    WORKER_DIED_WITH_OTHERS,
-)
+from pipeline.retry import HELD_NO_MORE, NEVER_HELD
 from pipeline.settings import Settings
 from pipeline.store.engine import transact
 from pipeline.store.group_policy import end_overdue_groups
-from pipeline.store.leases import (
-    SilentAttempt,
-    Suspect,
-    queues_in_flight,
-    silent_attempts,
-    suspects_in_flight,
-)
+from pipeline.store.leases import SilentAttempt, queues_in_flight, silent_attempts
 from pipeline.store.outcomes import OutcomeReport, record_outcomes
 from pipeline.store.processes import read_watermark
 from pipeline.store.run_counters import fold_run_counters
@@ -67,8 +53,6 @@ class Reconciler:
         self._settings = settings
         self._connection: BrokerConnection | None = None
         self._departures = Departures()
-        #: Rollouts that were lost more than once; dropped four leases after the last loss.
-        self._lost_again: list[Suspect] = []
         self._folded_at = -_FOLD_EVERY_S
 
     def step(self) -> None:
@@ -116,12 +100,7 @@ class Reconciler:
         def give_up(connection: Connection) -> OutcomeReport:
             # Attempts that were heard of in the meantime are silent no longer.
             still = [a for a in self._find_silent(connection) if _key(a) in recovered]
-            codes = self._codes(connection, still)
-            completions = [
-                recovered[_key(attempt)] or _lost(attempt, code)
-                for attempt, code in zip(still, codes, strict=True)
-            ]
-            return record_outcomes(connection, completions)
+            return record_outcomes(connection, [recovered[_key(a)] or _lost(a) for a in still])
 
         return transact(self._engine, give_up)
 
@@ -138,7 +117,6 @@ class Reconciler:
             watermark=watermark,
             departed=self._departures.by_run(proven_before),
             expire=not self._broker.keeps_order,
-            lease_s=lease.lease_s,
             grace_s=lease.grace_s,
             most=max(1, int(lease.max_redispatch_per_s * lease.poll_s)),
         )
@@ -165,19 +143,6 @@ class Reconciler:
             self._departures = Departures()
             raise
 
-    def _codes(self, connection: Connection, silent: Sequence[SilentAttempt]) -> list[str]:
-        lease = self._settings.lease
-        interval = timedelta(seconds=lease.heartbeat_s)
-        now = connection.execute(text("SELECT now()")).scalar_one()
-        again = [_suspect(attempt, now, interval) for attempt in silent if attempt.lost_count]
-        oldest = now - timedelta(seconds=4 * lease.lease_s)
-        self._lost_again = [s for s in self._lost_again if s.gone_at and s.gone_at > oldest] + again
-        in_flight = suspects_in_flight(connection) if again else []
-        gone = {attempt.rollout_id for attempt in silent}
-        others = [suspect for suspect in in_flight if suspect.rollout_id not in gone]
-        suspects = [*self._lost_again, *others]
-        return find_codes(silent, suspects=suspects, heartbeat_interval=interval)
-
     def _recovered(self, attempt: SilentAttempt) -> Completion | None:
         """Return the outcome of an attempt from the payload store, if only its message was lost."""
         if self._settings.payloads.mode != "object":
@@ -193,78 +158,7 @@ def _key(attempt: SilentAttempt) -> AttemptKey:
     return attempt.rollout_id, attempt.attempt_no
 
 
-def find_codes(
-    silent: Sequence[SilentAttempt], *, suspects: Sequence[Suspect], heartbeat_interval: timedelta
-) -> list[str]:
-    """Return the code of each loss: whether a worker died, and whether others are as suspect.
-
-    A rollout that kills its workers is lost each time; its neighbours are not. So the rollout that
-    was lost most often is the suspect. While several were lost equally often, none can be blamed.
-
-    Args:
-        silent: The attempts given up now; of a dead worker, all that it held.
-        suspects: Rollouts that were lost before, and are in flight or were lost again.
-        heartbeat_interval: A worker may have died this much later than its last heartbeat.
-    """
-    held: dict[str, dict[UUID, int]] = defaultdict(dict)
-    for attempt in silent:
-        if attempt.worker_id:
-            held[attempt.worker_id][attempt.rollout_id] = attempt.lost_count
-    # Two: one of them may be the attempt under judgement.
-    most_often = {
-        worker_id: nlargest(2, counts.items(), key=lambda item: item[1])
-        for worker_id, counts in held.items()
-    }
-
-    def has_equal_suspect(attempt: SilentAttempt) -> bool:
-        known = most_often.get(attempt.worker_id or "", ())
-        if any(n >= attempt.lost_count and key != attempt.rollout_id for key, n in known):
-            return True
-        # A first loss makes no suspect; only later ones are compared with suspects elsewhere.
-        return attempt.lost_count > 0 and any(
-            suspect.lost_count >= attempt.lost_count
-            and suspect.rollout_id != attempt.rollout_id
-            and _may_have_shared_worker(attempt, suspect, heartbeat_interval)
-            for suspect in suspects
-        )
-
-    codes: list[str] = []
-    for attempt in silent:
-        if not attempt.worker_died:
-            codes.append(HELD_NO_MORE if attempt.worker_id else NEVER_HELD)
-        else:
-            codes.append(WORKER_DIED_WITH_OTHERS if has_equal_suspect(attempt) else WORKER_DIED)
-    return codes
-
-
-def _may_have_shared_worker(
-    attempt: SilentAttempt, suspect: Suspect, heartbeat_interval: timedelta
-) -> bool:
-    """Return whether a suspect may have been in the worker that died with an attempt."""
-    if attempt.worker_seen_at is None:
-        # No heartbeat listed the attempt, so any worker may have held it.
-        return suspect.gone_at is None or suspect.gone_at >= attempt.dispatched_at
-    if suspect.worker_id == attempt.worker_id:
-        return True
-    elsewhere_at = suspect.started_at or suspect.gone_at
-    return suspect.dispatched_at <= attempt.worker_seen_at + heartbeat_interval and (
-        elsewhere_at is None or elsewhere_at >= attempt.worker_seen_at
-    )
-
-
-def _suspect(attempt: SilentAttempt, now: datetime, heartbeat_interval: timedelta) -> Suspect:
-    seen_at = attempt.worker_seen_at if attempt.worker_died else None
-    return Suspect(
-        attempt.rollout_id,
-        attempt.lost_count,
-        attempt.worker_id,
-        attempt.dispatched_at,
-        attempt.started_at,
-        gone_at=seen_at + heartbeat_interval if seen_at else now,
-    )
-
-
-def _lost(attempt: SilentAttempt, code: str) -> Completion:
+def _lost(attempt: SilentAttempt) -> Completion:
     where = f"worker {attempt.worker_id}" if attempt.worker_id else "the broker"
     return Completion(
         run_id=attempt.run_id,
@@ -276,7 +170,7 @@ def _lost(attempt: SilentAttempt, code: str) -> Completion:
         outcome="failed",
         error=ErrorRecord(
             error_class=ErrorClass.WORKER_LOST,
-            code=code,
+            code=HELD_NO_MORE if attempt.worker_id else NEVER_HELD,
             message=f"No message named the attempt within its lease; last seen at {where}.",
         ),
     )

@@ -12,9 +12,16 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from uuid import UUID
 
-from pipeline.contract.errors import ERROR_TABLE, Action, ErrorClass, StaleCompletion
+from pipeline.contract.errors import (
+    ERROR_TABLE,
+    Action,
+    ErrorClass,
+    ProcessDied,
+    StaleCompletion,
+)
 from pipeline.contract.messages import Completion
 from pipeline.contract.rollout import (
+    ISOLATED_FROM,
     TERMINAL_ROLLOUT_STATES,
     AttemptState,
     RolloutState,
@@ -22,17 +29,13 @@ from pipeline.contract.rollout import (
 )
 from pipeline.contract.run import RunConfig
 
-#: Codes of `worker_lost` if a worker died: this rollout alone is suspect, or others are as suspect.
-WORKER_DIED = "worker_died"
-WORKER_DIED_WITH_OTHERS = "worker_died_with_others"
-#: Codes of `worker_lost` if no worker died: no worker ever held the attempt, or its worker is alive
-#: and no longer lists it.
-NEVER_HELD = "never_held"
+#: Codes of `worker_lost` that the reconciler gives: the worker that listed the attempt died or
+#: lists it no more, or no worker ever listed it.
 HELD_NO_MORE = "held_no_more"
+NEVER_HELD = "never_held"
 
-#: From this attempt on a rollout counts as suspect even if others were lost with it, or if its
-#: worker lived on.
-_MOST_SPARED = 50
+#: Losses after which a rollout fails although it may be the cause of none; more if `max_lost` is.
+_MOST_LOST = 50
 
 #: Longest wait that a server can ask for with `retry_after_s`.
 _MOST_WAIT_S = 3600.0
@@ -49,6 +52,7 @@ class Rollout:
     attempt_no: int
     attempts_used: int
     lost_count: int
+    died_count: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +95,7 @@ class Transition:
     rollout_state: RolloutState | None = None
     attempts_used: int = 0
     lost_count: int = 0
+    died_count: int = 0
     not_before: datetime | None = None
     error_class: ErrorClass | None = None
     reason: str = ""
@@ -146,6 +151,7 @@ def _succeeded(rollout: Rollout) -> Transition:
         RolloutState.SUCCEEDED,
         attempts_used=rollout.attempts_used + 1,
         lost_count=rollout.lost_count,
+        died_count=rollout.died_count,
     )
 
 
@@ -161,15 +167,18 @@ def _after_error(
     error_class = completion.error.error_class
     action = policy.action_for(error_class)
     attempt_state = _ATTEMPT_STATES.get(error_class, AttemptState.FAILED)
-    used, lost = rollout.attempts_used, rollout.lost_count
+    used, lost, died = rollout.attempts_used, rollout.lost_count, rollout.died_count
     if action is Action.RETRY_LOST:
-        lost += _is_suspect(rollout, completion)
-        final = lost >= policy.max_lost
-        # The first loss needs no further wait, because the lease has passed. Later ones back off
-        # with jitter, so that rollouts lost together are not dispatched together again.
-        failures = lost if lost > 1 else 0
-        if final and _is_spared(rollout, completion, policy):
-            final, lost = False, rollout.lost_count
+        code = completion.error.code
+        # A rollout may kill its worker before the worker lists it. But requests can get lost in
+        # any number without their rollouts' fault, so these losses lead to isolation only.
+        lost += code != NEVER_HELD or lost < ISOLATED_FROM
+        if code == ProcessDied.code:
+            # The request may have been isolated because its broker had delivered it before.
+            died, lost = died + 1, max(lost, ISOLATED_FROM)
+        final = died >= policy.max_lost or lost >= max(_MOST_LOST, policy.max_lost)
+        # A lost attempt needs no further wait, because its lease has passed.
+        failures = died
     elif action is Action.RETRY_FREE:
         final = False
         # `attempts_used` does not count these waits, so the backoff grows with the attempt number.
@@ -179,16 +188,17 @@ def _after_error(
         final = action is not Action.RETRY or used >= policy.max_attempts
         failures = used
     if final:
-        poison = action is Action.RETRY_LOST
+        poison = action is Action.RETRY_LOST and died >= policy.max_lost
         require_transition(rollout.state, RolloutState.FAILED)
         return Transition(
             attempt_state,
             RolloutState.FAILED,
             attempts_used=used,
             lost_count=lost,
+            died_count=died,
             error_class=ErrorClass.POISON if poison else error_class,
             reason=str(ErrorClass.POISON if poison else error_class),
-            dead_letter=poison,
+            dead_letter=action is Action.RETRY_LOST,
         )
     require_transition(rollout.state, RolloutState.QUEUED)
     asked_s = min(max(completion.error.retry_after_s or 0.0, 0.0), _MOST_WAIT_S)
@@ -198,31 +208,11 @@ def _after_error(
         RolloutState.QUEUED,
         attempts_used=used,
         lost_count=lost,
+        died_count=died,
         not_before=now + timedelta(seconds=wait_s),
         error_class=error_class,
         reason=str(error_class),
     )
-
-
-def _is_suspect(rollout: Rollout, completion: Completion) -> bool:
-    """Return whether the attempt may have killed a worker, or keeps disappearing from workers."""
-    assert completion.error is not None
-    code = completion.error.code
-    if code in (WORKER_DIED, WORKER_DIED_WITH_OTHERS):
-        return True
-    if code == HELD_NO_MORE:
-        return rollout.attempt_no >= _MOST_SPARED
-    return bool(completion.worker_id) and code != NEVER_HELD
-
-
-def _is_spared(rollout: Rollout, completion: Completion, policy: RetryPolicy) -> bool:
-    """Return whether a suspect that was lost with others gets another attempt before it fails.
-
-    Each is retried after a wait of its own. The rollout that kills workers will then be lost alone.
-    """
-    assert completion.error is not None
-    with_others = completion.error.code == WORKER_DIED_WITH_OTHERS
-    return with_others and policy.max_lost > 1 and rollout.attempt_no < _MOST_SPARED
 
 
 _ATTEMPT_STATES = {

@@ -122,8 +122,8 @@ def attempts_stay_in_budget(evidence: Evidence) -> Iterator[str]:
     for row in evidence.rollouts:
         if row["attempts_used"] > evidence.max_attempts:
             yield f"{row['name']} used {row['attempts_used']} attempts"
-        if row["lost_count"] > evidence.max_lost:
-            yield f"{row['name']} was lost {row['lost_count']} times"
+        if row["died_count"] > evidence.max_lost:
+            yield f"{row['name']} died {row['died_count']} times"
         given = sorted(numbers.get(row["rollout_id"], []))
         if given != list(range(1, row["attempt_no"] + 1)):
             yield f"{row['name']} is at attempt {row['attempt_no']}, stored are {given}"

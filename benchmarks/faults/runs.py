@@ -27,8 +27,6 @@ from producers.datasets import Prompt
 from producers.enqueue import enqueue
 
 GROUP_SIZE = 8
-#: `max_lost`: repeated losses of the broker lose attempts, and must not lead to poison here.
-PATIENT = 20
 
 _NUMBERS = itertools.count(1)
 
@@ -209,7 +207,6 @@ def _defaults() -> dict[str, Any]:
         "reward": plugin.NAME,
         "n": GROUP_SIZE,
         "max_attempts": 5,
-        "max_lost": PATIENT,
         "backoff_base_s": 0.2,
         "backoff_max_s": 1.0,
     }

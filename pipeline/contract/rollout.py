@@ -18,7 +18,7 @@ from pipeline.contract.errors import IllegalTransition
 _NAMESPACE = UUID("6f0e4a52-6d0b-5b0e-9a53-5c7f1c1d7a10").bytes
 #: Dataset rows whose ids share a prefix, so that rows in use together are close in every index.
 BLOCK_ROWS = 256
-#: Losses from which on a rollout runs in a process of its own (ADR 0032).
+#: Losses from which on a rollout runs in a process of its own (ADR 0033).
 ISOLATED_FROM = 2
 
 

@@ -144,7 +144,7 @@ class RunConfig(AttemptSpec):
         description="Time from a group's first dispatch; then it is ready or dropped as it is.",
     )
     max_attempts: int = Field(default=3, ge=1, description="Executions that count, per rollout.")
-    max_lost: int = Field(default=3, ge=1, description="Workers that may die with it: then poison.")
+    max_lost: int = Field(default=3, ge=1, description="Deaths of its own process: then poison.")
     backoff_base_s: float = Field(
         default=1.0, ge=0, le=_YEAR_S, description="First wait before a new attempt."
     )

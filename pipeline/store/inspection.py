@@ -193,6 +193,7 @@ def read_rollout(connection: Connection, rollout_id: UUID) -> dict[str, Any]:
         "error_class": row.error_class,
         "attempts_used": row.attempts_used,
         "lost": row.lost_count,
+        "died": row.died_count,
         "winner_attempt_no": row.winner_attempt_no,
         "not_before": _time(row.not_before) if row.state == "queued" else None,
         "finished_at": _time(row.finished_at),

@@ -28,11 +28,6 @@ class SilentAttempt(NamedTuple):
     attempt_no: int
     label: str
     worker_id: str | None
-    lost_count: int
-    worker_died: bool  #: whether the worker that held it, or may have held it, ended unannounced
-    dispatched_at: datetime
-    started_at: datetime | None = None  #: the first heartbeat that listed it as running
-    worker_seen_at: datetime | None = None  #: the last heartbeat of its worker
 
 
 class QueueInFlight(NamedTuple):
@@ -41,21 +36,6 @@ class QueueInFlight(NamedTuple):
     queue: str
     run_ids: list[UUID]
     started_up_to: datetime | None  #: the latest dispatch among its running attempts
-
-
-class Suspect(NamedTuple):
-    """An attempt whose rollout was lost before, and the times at which a worker may have held it.
-
-    A request that its worker could not acknowledge any more goes to the next worker, so an attempt
-    may have been in several.
-    """
-
-    rollout_id: UUID
-    lost_count: int
-    worker_id: str | None
-    dispatched_at: datetime
-    started_at: datetime | None
-    gone_at: datetime | None = None  #: None: it is still in flight
 
 
 _START = text("""
@@ -179,47 +159,23 @@ _SILENT = text("""
 WITH departed AS (
     SELECT * FROM unnest(CAST(:run_ids AS uuid[]), CAST(:before AS timestamptz[]))
         AS d (run_id, before)
-), suspects AS MATERIALIZED (
+), silent AS MATERIALIZED (
     -- Chosen before the join with rollouts: nearly all attempts in flight are not silent.
-    SELECT a.*, p.process_id, p.capacity, p.last_seen_at,
-           coalesce(p.last_seen_at + make_interval(secs => :lease_s), a.lease_until) AS silent_from,
-           CASE WHEN p.process_id IS NULL THEN a.rollout_id END AS alone
-    FROM attempts a LEFT JOIN departed ON departed.run_id = a.run_id
-    LEFT JOIN processes p ON p.process_id = a.worker_id
+    SELECT a.* FROM attempts a LEFT JOIN departed ON departed.run_id = a.run_id
     WHERE a.state IN ('dispatched', 'running')
       AND ((a.lease_until < now() AND a.lease_until < :watermark
-            AND (a.worker_id IS NOT NULL OR :expire)
-            -- The attempts of a dead worker are given up together, because the reconciler compares
-            -- the rollouts that were lost together. An attempt that a living worker no longer
-            -- lists waits half a lease longer, in case its worker has died as well.
-            AND (p.process_id IS NULL
-                 OR p.last_seen_at < least(now(), :watermark) - make_interval(secs => :lease_s)
-                 OR a.lease_until
-                    < least(now(), :watermark) - make_interval(secs => :lease_s / 2)))
+            AND (a.worker_id IS NOT NULL OR :expire))
            OR (a.worker_id IS NULL
                AND a.dispatched_at < departed.before - make_interval(secs => :grace_s)))
-    ORDER BY silent_from, alone FETCH FIRST (:most) ROWS WITH TIES
+    ORDER BY a.lease_until LIMIT :most
 )
 SELECT a.run_id, r.group_id, a.rollout_id, a.attempt_no, runs.slug, r.group_no, r.rollout_index,
-       a.worker_id, r.lost_count, a.dispatched_at, a.started_at, a.last_seen_at AS worker_seen_at,
-       coalesce(CASE WHEN a.worker_id IS NOT NULL THEN a.capacity > 0
-                 AND a.last_seen_at < now() - make_interval(secs => :lease_s)
-            -- A worker may have been killed before its first heartbeat listed the attempt.
-            ELSE EXISTS (SELECT FROM processes d WHERE d.kind = 'worker' AND d.capacity > 0
-                         AND d.last_seen_at < now() - make_interval(secs => :grace_s)
-                         AND d.last_seen_at > a.dispatched_at - make_interval(secs => :lease_s))
-       END, false) AS worker_died
-FROM suspects a JOIN rollouts r USING (rollout_id) JOIN runs ON runs.run_id = a.run_id
-ORDER BY a.silent_from, a.alone
+       a.worker_id
+FROM silent a JOIN rollouts r USING (rollout_id) JOIN runs ON runs.run_id = a.run_id
+ORDER BY a.lease_until
 """)
 
 _AS_STORED = [name for name in SilentAttempt._fields if name != "label"]
-
-_SUSPECTS = text("""
-SELECT a.rollout_id, r.lost_count, a.worker_id, a.dispatched_at, a.started_at
-FROM attempts a JOIN rollouts r USING (rollout_id)
-WHERE a.state IN ('dispatched', 'running') AND r.lost_count > 0
-""")
 
 
 def queues_in_flight(connection: Connection) -> list[QueueInFlight]:
@@ -233,7 +189,6 @@ def silent_attempts(
     watermark: datetime,
     departed: Mapping[UUID, datetime],
     expire: bool,
-    lease_s: float,
     grace_s: float,
     most: int,
 ) -> list[SilentAttempt]:
@@ -251,9 +206,8 @@ def silent_attempts(
             departed only if it was dispatched `grace_s` before that time.
         expire: Whether the broker drops requests by their age. Then an attempt that no worker
             listed is lost when its unstarted lease expired; else its request may still be waiting.
-        lease_s: Silence after which a worker counts as dead.
         grace_s: Time a dispatcher has to publish, and a worker to announce a request.
-        most: Upper bound; all attempts of one dead worker count as one.
+        most: Upper bound.
     """
     rows = connection.execute(
         _SILENT,
@@ -262,7 +216,6 @@ def silent_attempts(
             "run_ids": list(departed),
             "before": list(departed.values()),
             "expire": expire,
-            "lease_s": lease_s,
             "grace_s": grace_s,
             "most": most,
         },
@@ -274,8 +227,3 @@ def silent_attempts(
         )
         for row in rows
     ]
-
-
-def suspects_in_flight(connection: Connection) -> list[Suspect]:
-    """Return the attempts in flight whose rollouts were lost before."""
-    return [Suspect(*row) for row in connection.execute(_SUSPECTS)]

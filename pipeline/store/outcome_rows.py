@@ -59,7 +59,7 @@ _ROLLOUTS = text("""
 WITH moved AS (
     UPDATE rollouts r SET
         state = o.state, attempts_used = o.attempts_used, lost_count = o.lost_count,
-        not_before = coalesce(o.not_before, r.not_before),
+        died_count = o.died_count, not_before = coalesce(o.not_before, r.not_before),
         winner_attempt_no = CASE WHEN o.state = 'succeeded' THEN o.no END,
         stop_reason = o.stop_reason, reward = o.reward, error_class = o.error_class,
         error_code = o.error_code,
@@ -67,11 +67,11 @@ WITH moved AS (
     FROM unnest(
         CAST(:ids AS uuid[]), CAST(:nos AS integer[]), CAST(:befores AS text[]),
         CAST(:states AS text[]), CAST(:used AS integer[]), CAST(:lost AS integer[]),
-        CAST(:not_befores AS timestamptz[]), CAST(:stops AS text[]),
+        CAST(:died AS integer[]), CAST(:not_befores AS timestamptz[]), CAST(:stops AS text[]),
         CAST(:rewards AS double precision[]), CAST(:classes AS text[]), CAST(:codes AS text[]),
         CAST(:reasons AS text[])
-    ) AS o (id, no, before, state, attempts_used, lost_count, not_before, stop_reason, reward,
-            error_class, error_code, reason)
+    ) AS o (id, no, before, state, attempts_used, lost_count, died_count, not_before,
+            stop_reason, reward, error_class, error_code, reason)
     WHERE r.rollout_id = o.id AND r.state = o.before
     RETURNING r.run_id, r.rollout_id, o.no, o.before, o.state, o.reason
 )
@@ -200,6 +200,7 @@ def _rollout_columns(moved: Sequence[AttemptOutcome]) -> dict[str, list[Any]]:
         "states": [str(outcome.transition.rollout_state) for outcome in moved],
         "used": [outcome.transition.attempts_used for outcome in moved],
         "lost": [outcome.transition.lost_count for outcome in moved],
+        "died": [outcome.transition.died_count for outcome in moved],
         "not_befores": [outcome.transition.not_before for outcome in moved],
         "stops": [
             str(outcome.completion.stop_reason) if ok and outcome.completion.stop_reason else None

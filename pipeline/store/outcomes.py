@@ -68,7 +68,8 @@ _RECORDED = frozenset(
 )
 
 _LOCK = text("""
-SELECT rollout_id, group_id, run_id, state, attempt_no, attempts_used, lost_count, now() AS now
+SELECT rollout_id, group_id, run_id, state, attempt_no, attempts_used, lost_count, died_count,
+       now() AS now
 FROM rollouts WHERE rollout_id = ANY(:ids) ORDER BY rollout_id FOR UPDATE
 """)
 
@@ -241,6 +242,7 @@ def _decide(row: Any, completion: Completion, policy: RetryPolicy) -> AttemptOut
         attempt_no=row.attempt_no,
         attempts_used=row.attempts_used,
         lost_count=row.lost_count,
+        died_count=row.died_count,
     )
     now: datetime = row.now
     try:

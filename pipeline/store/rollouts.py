@@ -29,6 +29,7 @@ class ClaimedAttempt(NamedTuple):
     attempt_no: int
     n: int
     payload: dict[str, Any]
+    lost_count: int = 0
 
 
 _CLAIM = text("""
@@ -39,7 +40,7 @@ WITH picked AS (
 ), claimed AS (
     UPDATE rollouts r SET state = 'dispatched', attempt_no = r.attempt_no + 1
     FROM picked WHERE r.rollout_id = picked.rollout_id
-    RETURNING r.rollout_id, r.group_id, r.group_no, r.rollout_index, r.attempt_no
+    RETURNING r.rollout_id, r.group_id, r.group_no, r.rollout_index, r.attempt_no, r.lost_count
 ), new_attempts AS (
     INSERT INTO attempts (rollout_id, attempt_no, run_id, lease_until)
     SELECT rollout_id, attempt_no, :run_id, now() + make_interval(secs => :lease_s) FROM claimed
@@ -47,7 +48,8 @@ WITH picked AS (
     INSERT INTO events (run_id, entity, entity_id, attempt_no, from_state, to_state)
     SELECT :run_id, 'rollout', rollout_id, attempt_no, 'queued', 'dispatched' FROM claimed
 )
-SELECT c.rollout_id, c.group_id, c.group_no, c.rollout_index, c.attempt_no, g.n_rollouts, p.payload
+SELECT c.rollout_id, c.group_id, c.group_no, c.rollout_index, c.attempt_no, g.n_rollouts, p.payload,
+       c.lost_count
 FROM claimed c JOIN groups g USING (group_id) JOIN prompts p USING (prompt_id)
 ORDER BY c.group_no, c.rollout_index
 """)

@@ -24,14 +24,21 @@ def test_a_rollout_that_kills_its_workers_is_quarantined(deployment: Deployment)
     poison = 2
     run = FaultRun(
         deployment,
-        groups=6,
+        groups=4,
         name="poison",
         deeds={poison: {"deed": "kill_worker"}},
         max_lost=2,
         n=2,
     )
     judge(run)
-    for rollout in run.evidence().rollouts:
+    evidence = run.evidence()
+    executions = evidence.starts()
+    name = f"{run.slug}-g{poison:06d}-r0"
+    # Two workers die; then two processes of its own, as `max_lost` says.
+    assert executions.pop(name) == 4, losses(run)
+    # Its neighbours were in those workers at most.
+    assert max(executions.values()) <= 3, losses(run)
+    for rollout in evidence.rollouts:
         if (rollout["group_no"], rollout["rollout_index"]) == (poison, 0):
             assert (rollout["state"], rollout["error_class"]) == ("failed", "poison")
         else:

@@ -13,7 +13,12 @@ import pytest
 from celery import Celery
 from kombu import Message
 
-from workers.process.celery_hooks import LastAcknowledgements, WorkerRequest, is_left_to_another
+from workers.process.celery_hooks import (
+    LastAcknowledgements,
+    WorkerRequest,
+    earlier_deliveries,
+    is_left_to_another,
+)
 
 Pending = deque[Callable[[], None]]
 
@@ -38,7 +43,9 @@ def connection(pending: Pending) -> Iterator[Any]:
     step.start(parent)
 
 
-def requests(count: int, pending: Pending, acknowledged: list[str]) -> list[WorkerRequest]:
+def requests(
+    count: int, pending: Pending, acknowledged: list[str], **delivered: Any
+) -> list[WorkerRequest]:
     app = Celery("t", set_as_current=False)
 
     @app.task(name="rollout.run", ignore_result=True)
@@ -49,7 +56,8 @@ def requests(count: int, pending: Pending, acknowledged: list[str]) -> list[Work
         label = f"math7-g{number:06d}-r0-a1"
         message = Message(
             body=b"[[], {}, {}]",
-            headers={"id": label, "task": "rollout.run"},
+            headers={"id": label, "task": "rollout.run", **delivered.get("headers", {})},
+            delivery_info=delivered.get("info", {}),
             content_type="application/json",
             content_encoding="utf-8",
         )
@@ -75,6 +83,21 @@ def test_what_started_before_the_connection_closes_is_acknowledged(connection, p
     assert acknowledged == []
     connection.close()
     assert acknowledged == executed == [request.id]
+
+
+@pytest.mark.parametrize(
+    ("delivered", "count"),
+    [
+        ({}, 0),
+        ({"info": {"redelivered": False}}, 0),
+        ({"info": {"redelivered": True}}, 1),
+        ({"info": {"redelivered": True}, "headers": {"x-delivery-count": 3}}, 3),
+    ],
+)
+def test_a_request_says_how_often_it_was_delivered_before(pending, delivered, count):
+    (request,) = requests(1, pending, [], **delivered)
+    accept(request, [])
+    assert earlier_deliveries() == count
 
 
 def test_what_would_start_after_it_is_left_to_another_worker(connection, pending):

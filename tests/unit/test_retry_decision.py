@@ -10,11 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.contract.errors import ERROR_TABLE, Action, ErrorClass, StaleCompletion
+from pipeline.contract.errors import (
+    ERROR_TABLE,
+    Action,
+    ErrorClass,
+    ProcessDied,
+    StaleCompletion,
+)
 from pipeline.contract.messages import Completion, ErrorRecord
 from pipeline.contract.rollout import (
     ATTEMPT_TRANSITIONS,
     IN_FLIGHT_STATES,
+    ISOLATED_FROM,
     ROLLOUT_TRANSITIONS,
     TERMINAL_ROLLOUT_STATES,
     AttemptState,
@@ -24,8 +31,6 @@ from pipeline.contract.run import RunConfig
 from pipeline.retry import (
     HELD_NO_MORE,
     NEVER_HELD,
-    WORKER_DIED,
-    WORKER_DIED_WITH_OTHERS,
     RetryPolicy,
     Rollout,
     Transition,
@@ -39,6 +44,7 @@ RUNNING = Rollout(ID, ID, ID, RolloutState.RUNNING, attempt_no=1, attempts_used=
 
 def says(
     error_class: ErrorClass | None = None,
+    code: str = "c",
     *,
     attempt_no: int = 1,
     retry_after_s: float | None = None,
@@ -46,7 +52,7 @@ def says(
     error = None
     if error_class is not None:
         error = ErrorRecord(
-            error_class=error_class, code="c", message="m", retry_after_s=retry_after_s
+            error_class=error_class, code=code, message="m", retry_after_s=retry_after_s
         )
     return Completion(
         run_id=ID,
@@ -118,58 +124,61 @@ def test_an_error_at_the_last_attempt_is_final(error_class):
     assert not result.dead_letter
 
 
-def test_the_last_worker_that_dies_with_a_rollout_makes_it_poison():
-    result = decide(
-        replace(RUNNING, lost_count=2, attempt_no=3),
-        says(ErrorClass.WORKER_LOST, attempt_no=3),
-        max_lost=3,
-    )
+def lost(code: str, *, attempt_no: int = 1) -> Completion:
+    return says(ErrorClass.WORKER_LOST, code, attempt_no=attempt_no)
+
+
+def test_the_last_own_process_that_dies_makes_a_rollout_poison():
+    isolated = replace(RUNNING, lost_count=4, died_count=2, attempt_no=5)
+    result = decide(isolated, lost(ProcessDied.code, attempt_no=5), max_lost=3)
     assert result.rollout_state is RolloutState.FAILED
     assert result.attempt_state is AttemptState.LOST
     assert result.error_class is ErrorClass.POISON
+    assert (result.lost_count, result.died_count) == (5, 3)
     assert result.dead_letter
 
 
-def test_a_request_that_no_worker_ever_held_is_not_held_against_its_rollout():
-    never_held = says(ErrorClass.WORKER_LOST).model_copy(update={"worker_id": ""})
-    result = decide(replace(RUNNING, lost_count=2), never_held, max_lost=3)
-    assert result.attempt_state is AttemptState.LOST
+def test_the_death_of_an_own_process_is_retried_after_a_backoff():
+    isolated = replace(RUNNING, lost_count=3, died_count=1, attempt_no=4)
+    result = decide(isolated, lost(ProcessDied.code, attempt_no=4), max_lost=3, base_s=1.0)
     assert result.rollout_state is RolloutState.QUEUED
-    assert (result.attempts_used, result.lost_count) == (0, 2)
+    assert result.not_before == NOW + timedelta(seconds=2)
 
 
-def lost(code: str, *, attempt_no: int = 1, worker_id: str = "w"):
-    said = says(ErrorClass.WORKER_LOST, attempt_no=attempt_no)
-    assert said.error is not None
-    error = said.error.model_copy(update={"code": code})
-    return said.model_copy(update={"error": error, "worker_id": worker_id})
+def test_a_rollout_whose_own_process_died_stays_isolated():
+    result = decide(RUNNING, lost(ProcessDied.code))
+    assert (result.lost_count, result.died_count) == (ISOLATED_FROM, 1)
 
 
-def test_nobody_is_poison_while_a_neighbour_is_as_suspect():
-    last_chance = replace(RUNNING, lost_count=2, attempt_no=3)
-    spared = decide(last_chance, lost(WORKER_DIED_WITH_OTHERS, attempt_no=3), max_lost=3)
-    assert spared.rollout_state is RolloutState.QUEUED
-    assert spared.lost_count == 2
-    alone = decide(last_chance, lost(WORKER_DIED, attempt_no=3), max_lost=3)
-    assert alone.error_class is ErrorClass.POISON
+@pytest.mark.parametrize("code", [HELD_NO_MORE, "server_died"])
+def test_a_rollout_that_is_lost_with_its_worker_is_no_poison(code):
+    often = replace(RUNNING, lost_count=20, died_count=1, attempt_no=21)
+    result = decide(often, lost(code, attempt_no=21), max_lost=2)
+    assert result.rollout_state is RolloutState.QUEUED
+    assert (result.lost_count, result.died_count) == (21, 1)
+    assert result.not_before == NOW + timedelta(seconds=1)
 
 
-def test_company_is_no_excuse_for_ever():
-    often = replace(RUNNING, lost_count=2, attempt_no=50)
-    result = decide(often, lost(WORKER_DIED_WITH_OTHERS, attempt_no=50), max_lost=3)
-    assert result.error_class is ErrorClass.POISON
-    strict = decide(RUNNING, lost(WORKER_DIED_WITH_OTHERS), max_lost=1)
-    assert strict.error_class is ErrorClass.POISON
+def test_a_rollout_that_is_lost_without_end_fails_at_last_and_is_no_poison():
+    often = replace(RUNNING, lost_count=49, attempt_no=50)
+    result = decide(often, lost(HELD_NO_MORE, attempt_no=50), max_lost=3)
+    assert result.rollout_state is RolloutState.FAILED
+    assert result.error_class is ErrorClass.WORKER_LOST
+    assert result.dead_letter
+    patient = decide(often, lost(HELD_NO_MORE, attempt_no=50), max_lost=60)
+    assert patient.rollout_state is RolloutState.QUEUED
 
 
-def test_a_worker_may_die_of_an_attempt_before_it_announced_it():
-    result = decide(RUNNING, lost(WORKER_DIED, worker_id=""))
-    assert result.lost_count == 1
-
-
-@pytest.mark.parametrize("code", [HELD_NO_MORE, NEVER_HELD])
-def test_a_loss_of_which_no_worker_died_does_not_count(code):
-    assert decide(RUNNING, lost(code)).lost_count == 0
+def test_a_request_that_no_worker_announced_leads_to_isolation_and_never_to_a_failure():
+    """It may have killed its worker at once; or no worker serves its queue, while others die."""
+    rollout = RUNNING
+    for attempt_no in range(1, 200):
+        result = decide(rollout, lost(NEVER_HELD, attempt_no=attempt_no), max_lost=1)
+        assert result.rollout_state is RolloutState.QUEUED
+        assert result.not_before == NOW
+        assert result.lost_count == min(attempt_no, ISOLATED_FROM)
+        rollout = replace(rollout, attempt_no=attempt_no + 1, lost_count=result.lost_count)
+    assert rollout.died_count == 0
 
 
 @pytest.mark.parametrize("error_class", [ErrorClass.MODEL_RATE_LIMIT, ErrorClass.WORKER_STOPPED])
@@ -272,7 +281,8 @@ rollouts = st.builds(
     state=st.sampled_from(RolloutState),
     attempt_no=st.integers(1, 20),
     attempts_used=st.integers(0, 5),
-    lost_count=st.integers(0, 5),
+    lost_count=st.integers(0, 60),
+    died_count=st.integers(0, 5),
 )
 policies = st.builds(
     RetryPolicy,
@@ -292,14 +302,15 @@ policies = st.builds(
     rollout=rollouts,
     policy=policies,
     error_class=st.none() | st.sampled_from(ErrorClass),
+    code=st.sampled_from([HELD_NO_MORE, NEVER_HELD, ProcessDied.code]),
     attempt_no=st.integers(1, 20),
     retry_after_s=st.none() | st.floats(0, 1000),
     jitter=st.floats(0, 1, exclude_max=True),
 )
 def test_no_decision_breaks_a_table_or_a_budget(
-    rollout, policy, error_class, attempt_no, retry_after_s, jitter
+    rollout, policy, error_class, code, attempt_no, retry_after_s, jitter
 ):
-    completion = says(error_class, attempt_no=attempt_no, retry_after_s=retry_after_s)
+    completion = says(error_class, code, attempt_no=attempt_no, retry_after_s=retry_after_s)
     try:
         result = decide_after(rollout, completion, policy=policy, now=NOW, jitter=jitter)
     except StaleCompletion:
@@ -313,24 +324,26 @@ def test_no_decision_breaks_a_table_or_a_budget(
     assert result.rollout_state in ROLLOUT_TRANSITIONS[rollout.state]
     spent = result.attempts_used - rollout.attempts_used
     lost = result.lost_count - rollout.lost_count
-    assert (spent, lost) in {(0, 0), (1, 0), (0, 1)}
+    died = result.died_count - rollout.died_count
+    assert (spent, lost, died) in {(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 1, 1), (0, 2, 1)}
     if result.retries:
         assert result.not_before is not None
         assert result.not_before >= NOW
         assert not spent or result.attempts_used < policy.max_attempts
-        assert not lost or result.lost_count < policy.max_lost
+        assert not died or result.died_count < policy.max_lost
     assert (result.rollout_state is RolloutState.SUCCEEDED) == (error_class is None)
-    assert result.dead_letter == (result.error_class is ErrorClass.POISON and bool(lost))
+    assert result.dead_letter == (result.rollout_state is RolloutState.FAILED and bool(lost))
+    assert not died or result.dead_letter == (result.error_class is ErrorClass.POISON)
 
 
 @given(policy=policies, errors=st.lists(st.sampled_from(ErrorClass), min_size=1, max_size=40))
 def test_a_rollout_that_only_fails_ends_within_its_budgets(policy, errors):
     rollout = RUNNING
     for error_class in errors:
-        completion = says(error_class, attempt_no=rollout.attempt_no)
+        completion = says(error_class, ProcessDied.code, attempt_no=rollout.attempt_no)
         result = decide_after(rollout, completion, policy=policy, now=NOW)
         assert result.attempts_used <= policy.max_attempts
-        assert result.lost_count <= policy.max_lost
+        assert result.died_count <= policy.max_lost
         if not result.retries:
             return
         rollout = replace(
@@ -338,6 +351,7 @@ def test_a_rollout_that_only_fails_ends_within_its_budgets(policy, errors):
             attempt_no=rollout.attempt_no + 1,
             attempts_used=result.attempts_used,
             lost_count=result.lost_count,
+            died_count=result.died_count,
         )
-    counted = rollout.attempts_used + rollout.lost_count
+    counted = rollout.attempts_used + rollout.died_count
     assert counted <= policy.max_attempts + policy.max_lost - 2

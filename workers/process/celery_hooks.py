@@ -35,13 +35,23 @@ _LAST_EVENTS_S = 5.0
 #: Held while a request is accepted and while the end of acknowledgements is declared.
 _gate = threading.Lock()
 _too_late = threading.Event()
-#: For the request that this thread runs: `is_left`, and the `end` that replaces its success event.
+#: For the request that this thread runs: `is_left`, `earlier_deliveries`, and the `end` that
+#: replaces its success event.
 _this_thread = threading.local()
 
 
 def is_left_to_another() -> bool:
     """Whether this thread's request stays unacknowledged, so that the broker delivers it again."""
     return getattr(_this_thread, "is_left", False)
+
+
+def earlier_deliveries() -> int:
+    """How often the broker delivered this thread's request before, as far as it says.
+
+    A worker that died before it could acknowledge a request is one reason. Quorum queues count
+    deliveries; other brokers say only that there was one, or nothing.
+    """
+    return getattr(_this_thread, "earlier_deliveries", 0)
 
 
 def end_as(event: str | None, text: str) -> str:
@@ -64,6 +74,9 @@ class WorkerRequest(Request):
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         """Acknowledge, unless the connection ends; called in the thread that then runs the task."""
         _this_thread.end = None
+        _this_thread.earlier_deliveries = self.request_dict.get("x-delivery-count") or int(
+            bool(self.delivery_info.get("redelivered"))
+        )
         with _gate:
             _this_thread.is_left = _too_late.is_set()
             if not _this_thread.is_left:

@@ -1,7 +1,7 @@
 """Isolation: a rollout that was lost twice runs in a process of its own.
 
 If that process dies while this worker lives, the rollout is the cause; if both die together, the
-rollout is lost like every other attempt of this worker (ADR 0032). `execute` uses it on the event
+rollout is lost like every other attempt of this worker (ADR 0033). `execute` uses it on the event
 loop. Must not: run an attempt twice.
 """
 

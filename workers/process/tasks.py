@@ -28,7 +28,12 @@ from pipeline.contract.messages import (
 )
 from pipeline.queue.payloads import PayloadStore
 from pipeline.queue.signing import CANCEL, REQUEST, Forged, Signer
-from workers.process.celery_hooks import WorkerRequest, end_as, is_left_to_another
+from workers.process.celery_hooks import (
+    WorkerRequest,
+    earlier_deliveries,
+    end_as,
+    is_left_to_another,
+)
 from workers.process.execution import execute
 from workers.process.heartbeats import RejectedMessages
 from workers.process.loop import LoopThread
@@ -85,6 +90,9 @@ def register_tasks(
             else:
                 rejected.add(str(error), message)
             return end_as("task-failed", f"malformed request: {error}")
+        if earlier := earlier_deliveries():
+            lost_count = request.lost_count + earlier
+            request = request.model_copy(update={"lost_count": lost_count})
         future = loop.submit(run_attempt(request))
         try:
             completion = future.result()

@@ -93,7 +93,7 @@ def test_errors_by_class_tell_tries_from_final_failures(story: StoredRun):
 
 def test_a_poisoned_rollout_is_counted_under_both_names(engine: Engine):
     story = StoredRun(engine, prompts=1, n=1, max_lost=1)
-    story.record(story.lost(story.claim_one()))
+    story.record(story.died(story.claim_one()))
     rows = transact(engine, lambda c: errors_by_class(c, story.run))
     assert {(row["error_class"], row["attempts"], row["rollouts"]) for row in rows} == {
         ("poison", 0, 1),

@@ -191,10 +191,10 @@ def test_a_run_may_change_what_a_lost_or_stopped_worker_means(engine, error_clas
     assert rollout["lost_count"] == 0
 
 
-def test_a_rollout_whose_workers_die_is_poison_and_in_the_dead_letters(engine):
+def test_a_rollout_whose_processes_die_is_poison_and_in_the_dead_letters(engine):
     story = StoredRun(engine, max_lost=2)
     for _ in range(2):
-        story.record(story.lost(story.claim_one()))
+        story.record(story.died(story.claim_one()))
     (rollout,) = story.rollouts()
     assert (rollout["state"], rollout["error_class"]) == ("failed", E.POISON)
     (letter,) = story.rows("SELECT * FROM dead_letters WHERE run_id = :run_id")

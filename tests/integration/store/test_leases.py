@@ -20,8 +20,6 @@ from pipeline.store.processes import (
     report_process,
 )
 
-OF_ANOTHER = Heartbeat(worker_id="w9", sequence=1, capacity=10)
-
 
 @pytest.fixture
 def story(engine) -> StoredRun:
@@ -49,7 +47,6 @@ def silent(
     read_s_ago: float = 0.0,
     departed_s_ago: float | None = None,
     expire: bool = True,
-    lease_s: float = 0.0,
     grace_s: float = 5.0,
     most: int = 100,
 ) -> list[SilentAttempt]:
@@ -66,7 +63,6 @@ def silent(
             watermark=times.read,
             departed={} if times.departed is None else {story.run.run_id: times.departed},
             expire=expire,
-            lease_s=lease_s,
             grace_s=grace_s,
             most=most,
         )
@@ -229,54 +225,6 @@ def test_queues_in_flight_say_up_to_which_dispatch_their_requests_started(engine
     assert cpu_queue.started_up_to is None
     assert sorted(gpu_queue.run_ids) == sorted([gpu.run.run_id, other.run.run_id])
     assert gpu_queue.started_up_to == gpu.attempt(late)["dispatched_at"]
-
-
-def seen(story: StoredRun, worker_id: str, *, s_ago: float) -> None:
-    """Move the last heartbeat of a worker into the past."""
-    transact(
-        story.engine,
-        lambda c: c.execute(
-            text(
-                "UPDATE processes SET last_seen_at = now() - make_interval(secs => :s)"
-                " WHERE process_id = :id"
-            ),
-            {"s": s_ago, "id": worker_id},
-        ),
-    )
-
-
-def test_all_that_a_dead_worker_held_is_given_up_together(story):
-    first, second = story.claim(2)
-    story.beat(first, second)
-    age(story, [first], lease_until=61)
-    age(story, [second], lease_until=80)
-    seen(story, "w1", s_ago=9)
-    assert silent(story, lease_s=60) == []
-    seen(story, "w1", s_ago=61)
-    found = silent(story, lease_s=60, most=1)
-    assert {attempt.rollout_id for attempt in found} == {first.rollout_id, second.rollout_id}
-    assert all(attempt.worker_died for attempt in found)
-
-
-def test_what_a_living_worker_holds_no_more_is_given_up_without_blame(story):
-    dropped, held = story.claim(2)
-    story.beat(dropped, held)
-    age(story, [dropped], lease_until=95)  # half a lease over
-    (found,) = silent(story, lease_s=60)
-    assert found.rollout_id == dropped.rollout_id
-    assert not found.worker_died
-
-
-def test_what_was_never_announced_is_blamed_only_for_a_worker_that_died_since(story):
-    attempt = story.claim_one()
-    age(story, [attempt], dispatched_at=20)
-    assert not silent(story, lease_s=60, departed_s_ago=10)[0].worker_died
-    transact(story.engine, lambda c: keep_alive(c, [OF_ANOTHER], lease_s=60))
-    assert not silent(story, lease_s=60, departed_s_ago=10)[0].worker_died
-    seen(story, "w9", s_ago=15)
-    assert silent(story, lease_s=60, departed_s_ago=10)[0].worker_died
-    seen(story, "w9", s_ago=200)  # dead long before
-    assert not silent(story, lease_s=60, departed_s_ago=10)[0].worker_died
 
 
 def test_what_a_worker_holds_is_no_orphan(story):

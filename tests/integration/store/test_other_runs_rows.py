@@ -107,9 +107,7 @@ def renew(connection: Connection, story: StoredRun) -> None:
 def look_for_silence(connection: Connection, story: StoredRun) -> None:
     queues_in_flight(connection)
     now = connection.execute(text("SELECT now()")).scalar_one()
-    silent_attempts(
-        connection, watermark=now, departed={}, expire=True, lease_s=30, grace_s=5, most=100
-    )
+    silent_attempts(connection, watermark=now, departed={}, expire=True, grace_s=5, most=100)
 
 
 def record(connection: Connection, story: StoredRun) -> None:

@@ -9,6 +9,7 @@ from pipeline.contract.errors import ERROR_TABLE, Action, ErrorClass
 from pipeline.contract.messages import RewardPart
 from pipeline.contract.rollout import RunPurpose
 from pipeline.contract.trajectory import unpack_record
+from pipeline.dispatcher import request_of
 from pipeline.store.engine import READY_CHANNEL, WORK_CHANNEL, Listener
 
 
@@ -137,16 +138,32 @@ def test_budgets_end_a_rollout_that_only_fails(engine):
     assert story.rollouts()[0]["error_class"] == "model_transport"
 
 
-def test_a_rollout_whose_workers_die_becomes_poison_and_a_dead_letter(engine):
+def test_a_rollout_whose_own_processes_die_becomes_poison_and_a_dead_letter(engine):
     story = StoredRun(engine, max_lost=2)
     for _ in range(2):
-        story.record(story.lost(story.claim_one()))
+        story.record(story.died(story.claim_one()))
     (rollout,) = story.rollouts()
     assert (rollout["state"], rollout["error_class"]) == ("failed", "poison")
     (letter,) = story.rows("SELECT * FROM dead_letters WHERE run_id = :run_id")
     assert (letter["kind"], letter["rollout_id"]) == ("rollout", rollout["rollout_id"])
     assert letter["label"] == f"{story.run.slug}-g000000-r0-a2"
     assert letter["reason"] == "poison"
+
+
+def test_workers_that_die_with_a_rollout_make_no_poison(engine):
+    story = StoredRun(engine, max_lost=1)
+    for _ in range(10):
+        story.record(story.lost(story.claim_one()))
+    (rollout,) = story.rollouts()
+    assert (rollout["state"], rollout["lost_count"], rollout["died_count"]) == ("queued", 10, 0)
+
+
+def test_a_request_says_how_often_its_rollout_was_lost(engine):
+    story = StoredRun(engine)
+    for lost_count in range(3):
+        attempt = story.claim_one()
+        assert request_of(story.run, attempt).lost_count == lost_count
+        story.record(story.lost(attempt))
 
 
 def test_late_success_of_a_lost_attempt_wins(engine):
@@ -192,7 +209,7 @@ def test_late_success_after_a_newer_success_is_superseded_and_kept(engine):
 def test_late_success_after_the_rollout_failed_is_superseded_and_kept(engine):
     story = StoredRun(engine, max_lost=1)
     first = story.claim_one()
-    story.record(story.lost(first))
+    story.record(story.died(first))
     report = story.record(story.succeeded(first))
     assert report.superseded == 1
     assert story.rollout(first)["state"] == "failed"

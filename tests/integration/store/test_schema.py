@@ -172,12 +172,35 @@ def test_a_store_in_use_gets_the_indexes_of_open_rows(engine):
     story = StoredRun(engine, prompts=2, n=2)
     story.record(story.succeeded(story.claim_one()))
     running = story.claim_one()
-    downgrade(engine, "0009")
     before = story.everything()
+    downgrade(engine, "0009")
     assert upgrade(engine) == head()
     assert story.everything() == before
     story.record(story.succeeded(running), *(story.succeeded(a) for a in story.claim()))
     assert [group["state"] for group in story.groups()] == ["ready", "ready"]
+
+
+def test_rollouts_lost_under_the_schema_before_are_isolated_and_have_no_deaths(engine):
+    story = StoredRun(engine, prompts=3, max_lost=2)
+    often, once, running = story.claim()
+    story.record(story.lost(often), story.lost(once))
+    (again,) = [each for each in story.claim() if each.rollout_id == often.rollout_id]
+    story.record(story.lost(again))
+    story.beat(running)
+    before = story.everything()
+
+    downgrade(engine, "0010")
+    assert all("died_count" not in row for row in story.rollouts())
+    assert upgrade(engine) == head()
+
+    assert story.everything() == before
+    assert {row["died_count"] for row in story.rollouts()} == {0}
+    (third,) = story.claim(1)
+    assert (third.rollout_id, third.lost_count) == (often.rollout_id, 2)
+    story.record(story.died(third), story.succeeded(running))
+    (fourth,) = [each for each in story.claim() if each.rollout_id == often.rollout_id]
+    story.record(story.died(fourth))
+    assert story.rollout(often)["error_class"] == "poison"
 
 
 def test_an_empty_database_is_refused_with_the_command_that_helps(empty):
