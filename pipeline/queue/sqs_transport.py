@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from email.utils import parsedate_to_datetime
 from typing import Any, ClassVar
 
+from botocore.exceptions import BotoCoreError, ClientError
 from kombu.asynchronous.aws.sqs.message import AsyncMessage
 from kombu.exceptions import BatchPublishError
 from kombu.transport import SQS
@@ -121,6 +122,8 @@ class Channel(SQS.Channel):
         super().__init__(*args, **options)
         #: Messages that each unanswered poll may bring.
         self._asked: dict[str, int] = {}
+        #: Receipt handles of messages to delete, by the URL of their queue.
+        self._acknowledged: dict[str, list[str]] = defaultdict(list)
 
     def create_publish_batch(self, max_size: int) -> PublishBatch:
         """Return a batch; kombu's `Producer.batch` calls this."""
@@ -133,6 +136,42 @@ class Channel(SQS.Channel):
             QueueUrl=self._new_queue(queue), AttributeNames=names
         )
         return sum(int(answer["Attributes"][name]) for name in names)
+
+    def basic_ack(self, delivery_tag: str, multiple: bool = False) -> None:
+        """Acknowledge a message; in a worker, together with the others of this turn of its loop.
+
+        One call for each would take most of the time of a loop that starts many requests.
+        """
+        try:
+            facts = self.qos.get(delivery_tag).delivery_info
+        except KeyError:
+            facts = {}
+        if self.hub is None or "sqs_message" not in facts:
+            super().basic_ack(delivery_tag, multiple)
+            return
+        if not self._acknowledged:
+            self.hub.call_soon(self.flush_acknowledgements)
+        self._acknowledged[facts["sqs_queue"]].append(facts["sqs_message"]["ReceiptHandle"])
+        self.qos.ack(delivery_tag)
+
+    def flush_acknowledgements(self) -> None:
+        """Delete the acknowledged messages; one that is not deleted is delivered again."""
+        acknowledged, self._acknowledged = self._acknowledged, defaultdict(list)
+        for url, handles in acknowledged.items():
+            for first in range(0, len(handles), _MOST_ENTRIES):
+                self._delete_messages(url, handles[first : first + _MOST_ENTRIES])
+
+    def _delete_messages(self, url: str, handles: Sequence[str]) -> None:
+        entries = [
+            {"Id": str(number), "ReceiptHandle": handle} for number, handle in enumerate(handles)
+        ]
+        try:
+            answer = self.sqs().delete_message_batch(QueueUrl=url, Entries=entries)
+        except (BotoCoreError, ClientError) as error:
+            log.warning("%d messages may be delivered again: %s", len(entries), error)
+            return
+        if failed := answer.get("Failed"):
+            log.warning("%d messages may be delivered again: %s", len(failed), failed[0])
 
     def _put(self, queue: str, message: Any, **options: Any) -> None:
         batch: PublishBatch | None = options.pop("_publish_batch", None)
@@ -191,13 +230,7 @@ class Channel(SQS.Channel):
         if not expired:
             return answer
         log.info("%d requests waited too long and were dropped.", len(expired))
-        self.sqs().delete_message_batch(
-            QueueUrl=url,
-            Entries=[
-                {"Id": str(number), "ReceiptHandle": message["ReceiptHandle"]}
-                for number, message in enumerate(expired)
-            ],
-        )
+        self._delete_messages(url, [message["ReceiptHandle"] for message in expired])
         return answer | {"Messages": [each for each in messages if each not in expired]}
 
     def _is_expired(self, message: dict[str, Any], url: str) -> bool:

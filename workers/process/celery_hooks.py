@@ -128,6 +128,9 @@ class LastAcknowledgements(bootsteps.StartStopStep):
             except OSError:
                 # The connection is lost, so the broker delivers these messages again.
                 continue
+        flush = getattr(parent.task_consumer.channel, "flush_acknowledgements", None)
+        if flush is not None:
+            flush()
 
     terminate = stop
 

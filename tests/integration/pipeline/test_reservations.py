@@ -8,6 +8,8 @@ from collections import Counter
 import pytest
 from fixtures.deployment import VISIBILITY_S
 
+from pipeline.queue.broker import broker_of
+
 QUEUES = ("rollouts", "more", "most")
 PLACES, PER_QUEUE = 4, 4
 
@@ -28,3 +30,7 @@ def test_no_request_runs_twice_though_attempts_outlast_the_visibility(deployment
     deployment.wait_states({"succeeded": requested})
     assert set(Counter(deployment.said("started")).values()) == {1}
     assert len(deployment.said("started")) == requested
+    broker = broker_of(deployment.settings)
+    with broker.connect() as connection:
+        left = [broker.depth(connection, queue, with_received=True) for queue in QUEUES]
+    assert left == [0, 0, 0], "started requests are deleted"
