@@ -26,6 +26,7 @@ from benchmarks.faults.results import (
     LIMITED,
     STORM,
     TWICE,
+    TWICE_STORED,
     Campaign,
     Phase,
 )
@@ -91,6 +92,7 @@ def run_campaign(
         course.storm(groups)
         course.drain()
         course.say_twice(groups // 10)
+        course.say_twice(groups // 10, stored=True)
         course.deeds()
         course.limited()
     with Deployment(broker, REAL_LEASE) as deployment:
@@ -170,17 +172,26 @@ class _Course:
             phase.violations.append(f"C2: {phase.figures.repeated} rollouts were executed twice")
         deployment.calm()
 
-    def say_twice(self, groups: int) -> None:
-        """Send every message of every process twice, half of them late."""
+    def say_twice(self, groups: int, *, stored: bool = False) -> None:
+        """Send every message of every process twice, half of them late.
+
+        Args:
+            groups: Groups of the run.
+            stored: Whether all bodies are in the payload store, where two executions could meet.
+        """
         deployment = self._deployment
+        settings = {"ROLLOUT_PAYLOADS__MODE": "object"} if stored else {}
         for member in (*deployment.workers, *deployment.controllers):
             deployment.fleet.retire(member)
-        deployment.add_controller({controller.TWICE_VARIABLE: "2"})
+        deployment.add_controller({controller.TWICE_VARIABLE: "2", **settings})
         for _ in range(2):
-            deployment.add_worker({worker.TWICE_VARIABLE: "4"})
+            deployment.add_worker({worker.TWICE_VARIABLE: "4", **settings})
         deployment.wait_ready()
-        with self.phase(TWICE, groups=groups) as run:
+        with self.phase(TWICE_STORED if stored else TWICE, groups=groups) as run:
             run.note_fault("C11 duplicated, reordered, delayed")
+            run.wait_executions_end(timeout_s=_PATIENCE_S)
+        if stored and not self._campaign.phases[-1].figures.repeated:
+            self._campaign.phases[-1].violations.append("C11: no rollout was executed twice")
         deployment.calm()
 
     def deeds(self) -> None:

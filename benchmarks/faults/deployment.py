@@ -29,6 +29,7 @@ from benchmarks.faults.servers import BrokerServer, Store, make_broker
 from benchmarks.mock_behaviour import MockBehaviour
 from benchmarks.mock_server import MockServer
 from pipeline.embedded import EmbeddedServices
+from pipeline.queue.payloads import PayloadStore, open_payloads
 from pipeline.settings import LeaseSettings, Settings, load_settings
 from pipeline.store.engine import open_engine
 from pipeline.store.schema import upgrade
@@ -157,6 +158,10 @@ class Deployment:
         """Return settings by which this process reaches the broker."""
         aws = {"endpoint_url": self.broker.endpoint} if self.broker.endpoint else {}
         return load_settings(overrides={"broker": {"url": self.broker.url}, "aws": aws})
+
+    def payloads(self) -> PayloadStore:
+        """Return the payload store of the workers."""
+        return open_payloads(load_settings(overrides={"data_dir": str(self.folder / "data")}))
 
     def add_controller(self, *lives: Mapping[str, str]) -> Member:
         """Start a controller.

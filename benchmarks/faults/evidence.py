@@ -29,6 +29,7 @@ class Evidence:
     groups: list[Row]
     events: list[Row]  #: in order of their sequence
     batches: list[Row]  #: one per group of a train batch
+    trajectories: list[Row]  #: of succeeded rollouts, see `read_trajectories`
     executions: list[Row]  #: the workers' history: start, end and broken attempts
     calls: list[Row]  #: the model's history
     changes: list[str]  #: forbidden changes that the observer saw

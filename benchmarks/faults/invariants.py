@@ -1,4 +1,4 @@
-"""The invariants I1-I11, each a function from evidence to its violations.
+"""The invariants I1-I12, each a function from evidence to its violations.
 
 The functions are pure, so that tests can show that each detects its violations. Must not: read a
 store or a clock.
@@ -191,6 +191,24 @@ def failures_have_no_reward(evidence: Evidence) -> Iterator[str]:
             yield f"{row['name']} failed without an error class"
 
 
+def trajectories_belong_to_rewards(evidence: Evidence) -> Iterator[str]:
+    """I12: a stored trajectory is of the execution whose reward was accepted."""
+    stored = {row["name"]: row for row in evidence.trajectories}
+    for rollout in evidence.rollouts:
+        if rollout["state"] != "succeeded":
+            continue
+        row = stored.get(rollout["name"])
+        if row is None or row["unreadable"] is not None:
+            yield f"{rollout['name']} has no trajectory: {row and row['unreadable']}"
+        elif row["stored_digest"] != row["read_digest"]:
+            yield f"{row['name']} has the digest {row['stored_digest']}, not {row['read_digest']}"
+        elif row["rewarded"] is None or row["rewarded"] != row["written_by"]:
+            yield (
+                f"{row['name']} has the reward of execution {row['rewarded']} and the trajectory "
+                f"of {row['written_by']}"
+            )
+
+
 def count_repeated(evidence: Evidence) -> Mapping[str, int]:
     """Return the number of repeated executions of each rollout."""
     return {name: count - 1 for name, count in evidence.starts().items() if count > 1}
@@ -214,6 +232,7 @@ INVARIANTS: Mapping[str, Invariant] = MappingProxyType(
         "I9": stored_outcomes_never_change,
         "I10": groups_add_up,
         "I11": failures_have_no_reward,
+        "I12": trajectories_belong_to_rewards,
     }
 )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import signal
 import time
 from functools import cache
@@ -21,9 +22,15 @@ from workers.agents.react_agent import ReActAgent
 from workers.core.registry import register_agent
 from workers.core.trajectory import Trajectory
 from workers.rewards.registry import register_reward
+from workers.rewards.reward_result import RewardResult
 
 NAME = "witnessed"
 ACTOR = "worker"
+
+#: Key of a trajectory's metadata: a random number of the execution that wrote it.
+EXECUTION = "execution"
+#: Name of the reward part with the same number, as it is stored.
+EXECUTION_PART = f"{NAME}.{EXECUTION}"
 
 _LOOK_EVERY_S = 0.05
 
@@ -51,16 +58,25 @@ class WitnessedAgent(ReActAgent):
         except BaseException as error:
             _history().note("broken", label=request_id, error=repr(error))
             raise
-        _history().note("end", label=request_id, answer=trajectory.get_final_response())
+        trajectory.metadata[EXECUTION] = execution = secrets.randbits(31)
+        _history().note(
+            "end",
+            label=request_id,
+            answer=trajectory.get_final_response(),
+            execution=execution,
+        )
         return trajectory
 
 
 @register_reward(NAME, inline=True)
-def witnessed_reward(response: str, trajectory: Trajectory) -> float:
-    """Score a correct answer by a hash of the rollout's name, to detect swapped outcomes."""
-    if response.strip() != FINAL_ANSWER:
-        return -1.0
-    return expected_reward(rollout_of(trajectory.request_id))
+def witnessed_reward(response: str, trajectory: Trajectory) -> RewardResult:
+    """Score a correct answer by a hash of the rollout's name, to detect swapped outcomes.
+
+    The execution is a part, to detect a reward that is stored with another execution's trajectory.
+    """
+    is_right = response.strip() == FINAL_ANSWER
+    value = expected_reward(rollout_of(trajectory.request_id)) if is_right else -1.0
+    return RewardResult(value, {EXECUTION: trajectory.metadata.get(EXECUTION, 0)})
 
 
 def expected_reward(rollout: str) -> float:

@@ -22,7 +22,7 @@ def campaign_table(campaign: Campaign) -> str:
         ),
         f"Throughput under faults / without: {campaign.throughput_kept:.2f}.",
         *(f"VIOLATION {violation}" for violation in campaign.violations),
-        "No violation of I1-I11." if not campaign.violations else "",
+        "No violation of I1-I12." if not campaign.violations else "",
     ]
     return "\n\n".join(part for part in parts if part)
 

@@ -18,6 +18,7 @@ from benchmarks.faults.deployment import Deployment
 from benchmarks.faults.evidence import Evidence, Row
 from benchmarks.faults.histories import read_history, wall_clock
 from benchmarks.faults.observer import StoreObserver
+from benchmarks.faults.trajectories import read_trajectories
 from benchmarks.mock_answers import FINAL_ANSWER
 from benchmarks.mock_llm import ACTOR as MODEL
 from benchmarks.workloads import QUESTION
@@ -143,6 +144,18 @@ class FaultRun:
                 f"{self.slug} is not done: {dict(self.states())}.\n{self._open_ends()}\n{error}"
             ) from None
 
+    def wait_executions_end(self, *, timeout_s: float = 60) -> None:
+        """Wait until every execution has ended, also second ones whose outcome is not needed.
+
+        An execution that was killed never ends, so this is for runs without such faults.
+        """
+        self.wait_terminal(timeout_s=timeout_s)
+        self.deployment.wait_until(
+            lambda: not self._executing().total(),
+            what=f"the end of {self._executing()}",
+            timeout_s=timeout_s,
+        )
+
     def evidence(self) -> Evidence:
         """Return the evidence from the store and the histories, after the end of all rollouts."""
         self._observer.stop()
@@ -169,6 +182,9 @@ class FaultRun:
             groups=groups,
             events=events,
             batches=batches,
+            trajectories=read_trajectories(
+                self.deployment.engine, self.deployment.payloads(), self.run_id, self.slug
+            ),
             executions=_of_run(executions, "label", mark),
             calls=_of_run(calls, "rollout", mark),
             changes=list(self._observer.changes),
@@ -179,6 +195,13 @@ class FaultRun:
     def is_done(self) -> bool:
         """Whether every rollout has ended."""
         return self._ended() == self.rollouts
+
+    def _executing(self) -> Counter[str]:
+        lines = _of_run(
+            read_history(self.deployment.histories, plugin.ACTOR), "label", f"{self.slug}-g"
+        )
+        begun = Counter(line["label"] for line in lines if line["event"] == "start")
+        return begun - Counter(line["label"] for line in lines if line["event"] != "start")
 
     def _open_ends(self) -> str:
         query = """

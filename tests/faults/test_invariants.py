@@ -93,6 +93,17 @@ def good_evidence() -> Evidence:
         ],
         events=events,
         batches=[{"group_id": "g0", "state": "committed", "consumer": "t", "trainer_step": 0}],
+        trajectories=[
+            {
+                "name": name,
+                "stored_digest": f"d{index}",
+                "read_digest": f"d{index}",
+                "rewarded": float(index + 7),
+                "written_by": index + 7,
+                "unreadable": None,
+            }
+            for index, name in enumerate(NAMES)
+        ],
         executions=[
             {"at": float(index), "event": kind, "label": f"{name}-a1"}
             for index, name in enumerate(NAMES)
@@ -165,6 +176,11 @@ def test_a_history_without_faults_has_no_violations():
         ("I10", drop("groups", 0)),
         ("I10", change("groups", 0, drop_reason="failed")),
         ("I11", change("rollouts", 0, state="failed")),
+        ("I12", drop("trajectories", 0)),
+        ("I12", change("trajectories", 0, unreadable="gone")),
+        ("I12", change("trajectories", 0, stored_digest="d1")),
+        ("I12", change("trajectories", 0, written_by=8)),
+        ("I12", change("trajectories", 0, rewarded=None, written_by=None)),
     ],
 )
 def test_every_lie_is_seen(number: str, spoil: Callable[[Evidence], None]):

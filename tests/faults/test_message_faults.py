@@ -1,23 +1,71 @@
 """Messages twice, late, out of order; a rollout that kills its workers. C11, C12."""
 
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from sqlalchemy import text
+
 from benchmarks.faults import controller, worker
 from benchmarks.faults.deployment import Deployment
+from benchmarks.faults.invariants import find_violations
 from benchmarks.faults.plugin import expected_reward
 from benchmarks.faults.runs import FaultRun
-from faults.rules import judge
+from faults.rules import PATIENCE_S, judge
+from pipeline.contract.trajectory import digest_of
+from pipeline.queue.claim_checks import find_outcomes
+from pipeline.queue.frames import decode_completions
 
 
-def test_messages_that_come_twice_late_and_out_of_order_change_nothing(deployment: Deployment):
+@pytest.mark.parametrize("mode", ["inline", "object"])
+def test_messages_that_come_twice_late_and_out_of_order_change_nothing(
+    deployment: Deployment, mode: str
+):
+    settings = {"ROLLOUT_PAYLOADS__MODE": mode}
     before = deployment.controllers + deployment.workers
-    deployment.add_controller({controller.TWICE_VARIABLE: "1"})
+    deployment.add_controller({controller.TWICE_VARIABLE: "1", **settings})
     for _ in range(deployment.size.workers):
-        deployment.add_worker({worker.TWICE_VARIABLE: "2"})
+        deployment.add_worker({worker.TWICE_VARIABLE: "2", **settings})
     for member in before:
         deployment.fleet.retire(member)
     deployment.wait_ready()
     run = FaultRun(deployment, groups=16, name="twice")
+    run.wait_executions_end(timeout_s=PATIENCE_S)
     figures = judge(run)
     assert figures.failed == 0
+    if mode == "object":
+        assert figures.repeated, "no rollout was executed twice"
+        assert_another_executions_trajectory_is_seen(run)
+
+
+def assert_another_executions_trajectory_is_seen(run: FaultRun) -> None:
+    """Put the object of a second execution in the place of the accepted one, then judge again."""
+    payloads = run.deployment.payloads()
+    query = """
+        SELECT body_uri, :slug || '-g' || lpad(r.group_no::text, 6, '0') || '-r' || r.rollout_index
+               || '-a' || r.winner_attempt_no AS label
+        FROM trajectories t JOIN rollouts r
+            ON r.rollout_id = t.rollout_id AND r.winner_attempt_no = t.attempt_no
+        WHERE r.run_id = :run_id
+    """
+    for row in run.rows(query, slug=run.slug):
+        uris = {c.body_uri for c in find_outcomes(run.run_id, row.label, payloads)}
+        if others := uris - {row.body_uri}:
+            break
+    else:
+        raise AssertionError("no attempt has the objects of two executions")
+    swapped = Path(urlsplit(others.pop()).path).read_bytes()
+    Path(urlsplit(row.body_uri).path).write_bytes(swapped)
+    violations = find_violations(run.evidence())
+    assert [violation.partition(":")[0] for violation in violations] == ["I12"]
+    # Without the digest, as in earlier versions, the executions still differ.
+    with run.deployment.engine.begin() as connection:
+        connection.execute(
+            text("UPDATE trajectories SET body_digest = :digest WHERE body_uri = :uri"),
+            {"digest": digest_of(decode_completions(swapped)[0][0].body), "uri": row.body_uri},
+        )
+    (violation,) = find_violations(run.evidence())
+    assert "has the reward of execution" in violation
 
 
 def test_a_rollout_that_kills_its_workers_is_quarantined(deployment: Deployment):
