@@ -20,6 +20,8 @@ from fixtures.waiting import wait_until
 from pipeline.contract.errors import ErrorClass
 from pipeline.contract.messages import Completion, RolloutRequest, parse_message
 from pipeline.contract.trajectory import unpack_record
+from pipeline.limits.settings import LimitSettings
+from pipeline.limits.store import LimitStore
 from pipeline.settings import Settings
 from workers.core.registry import clear_registry
 from workers.llm.connections import close_connections
@@ -193,6 +195,23 @@ def without_times(value: Any) -> Any:
             )
         }
     return [without_times(each) for each in value] if isinstance(value, list) else value
+
+
+async def test_its_calls_count_under_the_limits_that_all_workers_share(
+    make_runtime, redis_place
+) -> None:
+    async with serving() as (base_url, _):
+        broker = redis_place.overrides()["broker"]
+        runtime = make_runtime(llm={"base_url": base_url, "model": "m"}, broker=broker)
+        settings = runtime.settings
+        assert settings.limits_redis_url is not None
+        store = LimitStore.connect(settings.limits_redis_url, prefix=settings.limits_prefix)
+        await store.set(base_url, "m", LimitSettings(max_concurrency=4))
+        completion = await execute(asked(agent="single_turn"), runtime)
+        (status,) = await store.show()
+        await store.close()
+    assert completion.outcome == "succeeded", completion.error
+    assert (status.granted, status.in_flight) == (completion.n_turns, 0)
 
 
 async def test_an_ordinary_error_is_the_same_error(make_runtime) -> None:
