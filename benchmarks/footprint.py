@@ -17,11 +17,11 @@ from sqlalchemy import Connection, Engine, text
 from benchmarks.store import completion_of, enqueue_prompts
 from benchmarks.store_subject import GROUP, private_store
 from pipeline.contract.messages import AttemptBeat, Heartbeat
-from pipeline.dispatcher import request_of
 from pipeline.embedded import EmbeddedServices
 from pipeline.queue.broker import broker_of
 from pipeline.queue.frames import encode_completions
 from pipeline.queue.requests import RequestPublisher
+from pipeline.requests import request_of
 from pipeline.settings import load_settings
 from pipeline.store.engine import transact
 from pipeline.store.leases import keep_alive

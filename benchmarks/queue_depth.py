@@ -16,10 +16,10 @@ import redis
 
 from pipeline.contract.rollout import RunState, group_id_of, prompt_id_of, rollout_id_of, run_id_of
 from pipeline.contract.run import RunConfig
-from pipeline.dispatcher import request_of
 from pipeline.embedded import EmbeddedServices
 from pipeline.queue.broker import broker_of
 from pipeline.queue.requests import RequestPublisher
+from pipeline.requests import request_of
 from pipeline.settings import load_settings
 from pipeline.store.rollouts import ClaimedAttempt
 from pipeline.store.runs import Run

@@ -1,7 +1,7 @@
 """The dispatcher: turns queued rollouts into committed attempts, then publishes them.
 
 Row first, publish second. Only the dispatcher publishes attempts: first ones, retries and those of
-lost rollouts. Must not: decide outcomes.
+lost rollouts. Requested rescores are published too, see `rescorer.py`. Must not: decide outcomes.
 """
 
 from __future__ import annotations
@@ -12,16 +12,11 @@ from dataclasses import dataclass, field
 
 from sqlalchemy import Connection, Engine
 
-from pipeline.contract.errors import (
-    SCORED_BY_DEFAULT,
-    Action,
-    ErrorClass,
-    QueueUnavailable,
-)
+from pipeline.contract.errors import ErrorClass, QueueUnavailable
 from pipeline.contract.messages import Completion, ErrorRecord, RolloutRequest
-from pipeline.contract.rollout import label_of
-from pipeline.contract.run import AttemptSpec
 from pipeline.queue.requests import RequestPublisher
+from pipeline.requests import request_of
+from pipeline.rescorer import RescoreDispatcher
 from pipeline.settings import Settings
 from pipeline.store.engine import WORK_CHANNEL, Listener, transact
 from pipeline.store.outcomes import record_outcomes
@@ -62,6 +57,7 @@ class Dispatcher:
         #: A request that waited for the broker for longer than this is renewed before it is sent.
         self._renewed_after_s = settings.lease.grace_s / 2
         self._listener = Listener(engine, WORK_CHANNEL)
+        self._rescores = RescoreDispatcher(engine, publisher, settings)
         self._unpublished: list[_Batch] = []
         self._woken = True
 
@@ -69,9 +65,9 @@ class Dispatcher:
         """Publish committed attempts, claim more, or wait until there is work."""
         self._publish()
         self._unpublished = transact(self._engine, self._claim)
-        if self._unpublished:
-            self._publish()
-        else:
+        is_idle = not self._unpublished
+        self._publish()
+        if not self._rescores.step() and is_idle:
             self._woken = self._listener.wait(self._settings.poll_s)
 
     def close(self) -> None:
@@ -150,34 +146,6 @@ class Dispatcher:
             for run, claimed in claims
             if claimed
         ]
-
-
-def request_of(run: Run, attempt: ClaimedAttempt) -> RolloutRequest:
-    """Return the message that asks a worker to run an attempt."""
-    config = run.config
-    return RolloutRequest(
-        run=run.slug,
-        run_id=run.run_id,
-        group_id=attempt.group_id,
-        group_no=attempt.group_no,
-        rollout_id=attempt.rollout_id,
-        rollout_index=attempt.rollout_index,
-        n=attempt.n,
-        attempt_no=attempt.attempt_no,
-        label=label_of(run.slug, attempt.group_no, attempt.rollout_index, attempt.attempt_no),
-        prompt=attempt.payload,
-        **{name: getattr(config, name) for name in AttemptSpec.model_fields},
-        scored=tuple(
-            error_class
-            for error_class in SCORED_BY_DEFAULT
-            if config.on_error.get(error_class, Action.SCORE) is Action.SCORE
-        ),
-        # The model reads a tool's failure, unless the run names another action for it.
-        strict_tools=ErrorClass.TOOL_ERROR in config.on_error,
-        policy_version=run.policy_version,
-        weight=config.weight,
-        lost_count=attempt.lost_count,
-    )
 
 
 def _never_published(request: RolloutRequest) -> Completion:

@@ -1,97 +1,93 @@
-"""Requests to score stored trajectories again, built from rows of the store.
+"""Requested rescores are claimed and published, row first, like attempts.
 
-Used by `rollout rescore`. Bodies too large for a message go through the payload store. Must not:
-publish, or wait.
+Used by the dispatcher, and by `rollout rescore`, which thereby needs no dispatcher. A request that
+was lost is claimed again when its lease ends. Must not: score, or wait.
 """
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Iterator
+import logging
+from collections.abc import Sequence
 
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 
-from pipeline.contract.errors import ErrorClass
-from pipeline.contract.messages import Completion, RescoreRequest
+from pipeline.contract.errors import QueueUnavailable
+from pipeline.contract.messages import RescoreRequest
 from pipeline.queue.broker import broker_of
-from pipeline.queue.frames import encode_completions
 from pipeline.queue.payloads import PayloadStore, open_payloads
+from pipeline.queue.requests import RequestPublisher
+from pipeline.requests import rescore_request_of
 from pipeline.settings import Settings
 from pipeline.store.engine import transact
-from pipeline.store.rescores import StoredTrajectory, read_rescorable
-from pipeline.store.runs import Run
+from pipeline.store.rescore_requests import (
+    ClaimedRescore,
+    claim_rescores,
+    fail_rescores,
+    release_rescores,
+)
+from pipeline.store.runs import ids_of
+
+log = logging.getLogger(__name__)
 
 #: Trajectories read and published at once.
 _CHUNK = 100
+#: Highest number of requests without a verdict; bounds the memory of the broker.
+_MOST_IN_FLIGHT = 2000
 #: Larger bodies go through the payload store, because brokers are made for small messages.
 _INLINE_BYTES = 96 * 1024
 
 
-def read_requests(
-    engine: Engine, settings: Settings, run: Run, reward: str, error_class: ErrorClass | None
-) -> Iterator[list[RescoreRequest]]:
-    """Yield the requests for a run's trajectories, a chunk at a time.
+class RescoreDispatcher:
+    """Publishes requested rescores, in the steps of its caller."""
 
-    Args:
-        engine: The trajectory store.
-        settings: Name the broker and the payload store.
-        run: The run of the trajectories.
-        reward: Name of the reward that scores them.
-        error_class: Only rollouts that failed with this class.
-    """
-    payloads = open_payloads(settings)
-    inline = 0 if broker_of(settings).kind == "sqs" else _INLINE_BYTES
-    after = None
-    while chunk := transact(
-        engine,
-        lambda connection, after=after: read_rescorable(
-            connection, run, error_class=error_class, after=after, most=_CHUNK
-        ),
-    ):
-        yield [request_of(run, stored, reward, payloads, inline_bytes=inline) for stored in chunk]
-        after = chunk[-1].rollout_id
+    def __init__(self, engine: Engine, publisher: RequestPublisher, settings: Settings) -> None:
+        self._engine = engine
+        self._publisher = publisher
+        self._settings = settings
+        # A worker may have a request for this long, and no heartbeat names it.
+        self._lease_s = settings.dispatch.request_expires_s + settings.lease.lease_s
+        self._payloads: PayloadStore | None = None
 
+    def step(self) -> int:
+        """Publish some of the requests that are due; return how many.
 
-def request_of(
-    run: Run, stored: StoredTrajectory, reward: str, payloads: PayloadStore, *, inline_bytes: int
-) -> RescoreRequest:
-    """Return the message that asks a worker to score a trajectory."""
-    body, uri = stored.body or b"", stored.body_uri
-    if uri is None and len(body) > inline_bytes:
-        uri, body = _check_out(run, stored, payloads), b""
-    return RescoreRequest(
-        run=run.slug,
-        run_id=run.run_id,
-        group_id=stored.group_id,
-        group_no=stored.group_no,
-        rollout_id=stored.rollout_id,
-        rollout_index=stored.rollout_index,
-        n=stored.n,
-        attempt_no=stored.attempt_no,
-        label=stored.label,
-        prompt=stored.prompt,
-        reward=reward,
-        reward_config=run.config.reward_config if reward == run.config.reward else {},
-        reward_timeout_s=run.config.limits.reward_timeout_s,
-        codec=stored.codec,
-        body="" if uri else base64.b64encode(body).decode(),
-        body_uri=uri,
-        body_digest=stored.body_digest,
-    )
+        Raises:
+            QueueUnavailable: The broker does not answer; these requests are due again at once.
+        """
+        claimed = transact(self._engine, self._claim)
+        try:
+            for queue in {each.queue for each in claimed}:
+                self._publish([each for each in claimed if each.queue == queue], queue)
+        except QueueUnavailable:
+            transact(self._engine, lambda c: release_rescores(c, claimed))
+            raise
+        return len(claimed)
 
+    def _claim(self, connection: Connection) -> list[ClaimedRescore]:
+        names = self._settings.dispatch.runs
+        return claim_rescores(
+            connection,
+            only=ids_of(connection, names) if names else None,
+            most=_CHUNK,
+            most_in_flight=_MOST_IN_FLIGHT,
+            lease_s=self._lease_s,
+        )
 
-def _check_out(run: Run, stored: StoredTrajectory, payloads: PayloadStore) -> str:
-    completion = Completion(
-        run_id=run.run_id,
-        group_id=stored.group_id,
-        rollout_id=stored.rollout_id,
-        attempt_no=stored.attempt_no,
-        label=stored.label,
-        worker_id="",
-        outcome="succeeded",
-        codec=stored.codec,
-        body=stored.body or b"",
-        body_digest=stored.body_digest,
-    )
-    # A key of its own: under the attempt's key the reconciler looks for outcomes of lost messages.
-    return payloads.put(f"{run.run_id}/{stored.label}.rescore", encode_completions([completion]))
+    def _publish(self, claimed: Sequence[ClaimedRescore], queue: str) -> None:
+        by_request = {
+            id(request): (request, each) for each in claimed for request in [self._request(each)]
+        }
+        requests = [request for request, _ in by_request.values()]
+        too_large = self._publisher.publish(requests, queue=queue)
+        if too_large:
+            refused = [by_request[id(request)][1] for request in too_large]
+            transact(
+                self._engine, lambda c: fail_rescores(c, refused, reason="its prompt is too large")
+            )
+
+    def _request(self, each: ClaimedRescore) -> RescoreRequest:
+        self._payloads = self._payloads or open_payloads(self._settings)
+        inline = 0 if broker_of(self._settings).kind == "sqs" else _INLINE_BYTES
+        return rescore_request_of(
+            each.run, each.trajectory, each.reward, self._payloads, inline_bytes=inline
+        )

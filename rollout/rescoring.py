@@ -1,4 +1,4 @@
-"""Scores stored trajectories again: publishes requests and waits for their verdicts.
+"""Scores stored trajectories again: asks for them in the store and waits for the verdicts.
 
 `rollout rescore` uses it. Workers score, and the collector stores their verdicts. Missing workers
 and a missing collector are started here, until the command ends.
@@ -9,25 +9,28 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
-from uuid import UUID
 
 import typer
 from rich.status import Status
 from sqlalchemy import Engine
 
 from pipeline.contract.errors import ErrorClass, InputError, WaitTimeout
-from pipeline.contract.messages import RescoreRequest
 from pipeline.contract.run import RunConfig, own_queue_of, rescore_queue_of
 from pipeline.queue.broker import broker_of
 from pipeline.queue.requests import RequestPublisher
-from pipeline.rescorer import read_requests
+from pipeline.rescorer import RescoreDispatcher
 from pipeline.store.engine import RESCORED_CHANNEL, Listener, transact
 from pipeline.store.processes import list_processes
-from pipeline.store.rescores import NAME_CHARS, Verdicts, count_rescorable, find_scored
+from pipeline.store.rescore_requests import (
+    count_rescorable,
+    count_rescores,
+    end_rescores,
+    request_rescores,
+)
 from pipeline.store.runs import Run
 from rollout.deployment import Deployment
 from rollout.known_names import require_known
@@ -37,8 +40,6 @@ from rollout.supervision import LocalProcesses
 
 _EXIT_INTERRUPTED = 130
 
-#: Highest number of requests without a verdict; bounds the memory of the broker and this process.
-_MOST_PENDING = 2000
 _COLLECTOR_EVERY_S = 5.0
 _LOOK_S = 0.5
 _LINE_EVERY_S = 10.0
@@ -112,18 +113,23 @@ class Rescorer:
         queue = rescore_queue_of(run.slug) if is_ours else run.config.queue
         return RescoreJob(run, reward, error_class, queue, is_ours, tuple(known), total)
 
-    def publish(self, job: RescoreJob) -> int:
-        """Publish all requests without waiting; return their number."""
-        count = 0
-        for requests in self._requests(job):
-            self._publisher.publish(requests, queue=job.queue)
-            count += len(requests)
-        return count
+    def request(self, job: RescoreJob, *, awaited: bool) -> int:
+        """Ask for the scores in the store; return how many. A dispatcher publishes the requests."""
+        return self._deployment.transact(
+            lambda connection: request_rescores(
+                connection,
+                job.run,
+                job.reward,
+                error_class=job.error_class,
+                queue=job.queue,
+                awaited=awaited,
+            )
+        )
 
     def score(
         self, job: RescoreJob, waiting: RescoreWait, *, workers: int, each: int | None
     ) -> None:
-        """Publish, wait for every verdict, and stop the processes that were started for it.
+        """Ask, wait for every verdict, and stop the processes that were started for it.
 
         Args:
             job: The trajectories, reward and queue.
@@ -131,35 +137,38 @@ class Rescorer:
             workers: Number of workers to start if no worker reads the queue.
             each: Concurrent attempts per worker.
         """
-        processes = LocalProcesses(self._deployment.settings)
+        deployment = self._deployment
+        processes = LocalProcesses(deployment.settings)
+        # Where no dispatcher runs, the requests are published here.
+        dispatcher = RescoreDispatcher(deployment.engine, self._publisher, deployment.settings)
+        watch = _Watch(deployment, processes)
         signal.signal(signal.SIGTERM, _interrupt)
+        keep_open = False
         try:
             if job.is_ours and job.total:
                 note(f"A worker is started here; it reads the queue {job.queue}.")
                 options = WorkerOptions(each, list(job.plugins))
                 processes.start_workers(workers, options, queue=job.queue)
-            with waiting.watched(_Watch(self._deployment, processes).check):
-                for requests in self._requests(job):
-                    waiting.expect(requests)
-                    waiting.refuse(self._publisher.publish(requests, queue=job.queue))
-                    waiting.wait(_MOST_PENDING)
-                waiting.wait()
+            self.request(job, awaited=True)
+            waiting.wait(dispatcher.step, watch.check)
         except KeyboardInterrupt:
             # Do not wait for running requests: the next call requests their values again.
             processes.stop(at_once=True)
+            # Nobody else reads a queue of this command.
+            keep_open = not job.is_ours
+            rest = "The rest is scored by the run's workers" if keep_open else "Ask for the rest"
             note(
                 f"Interrupted: {waiting}. These values are kept. "
-                f"Ask for the rest: rollout rescore {job.run.slug} --reward {job.reward}"
+                f"{rest}: rollout rescore {job.run.slug} --reward {job.reward}"
             )
             raise typer.Exit(_EXIT_INTERRUPTED) from None
         finally:
+            deployment.transact(
+                lambda connection: end_rescores(
+                    connection, job.run, job.reward, keep_open=keep_open
+                )
+            )
             processes.stop()
-
-    def _requests(self, job: RescoreJob) -> Iterator[list[RescoreRequest]]:
-        deployment = self._deployment
-        return read_requests(
-            deployment.engine, deployment.settings, job.run, job.reward, job.error_class
-        )
 
     def _is_read(self, run: Run) -> bool:
         readers = self._publisher.count_readers(run.config.queue)
@@ -170,10 +179,7 @@ class Rescorer:
 
 
 class RescoreWait:
-    """Counts verdicts until none is missing.
-
-    The collector sends a notification for each commit. After a lost connection a query finds the
-    rollouts that have a value.
+    """Waits until no verdict is missing; the store holds them.
 
     Args:
         engine: The trajectory store.
@@ -185,83 +191,51 @@ class RescoreWait:
         self.total = job.total
         self.scored = 0
         self.failed = 0
-        self.reason: str | None = None  #: error of the first failed request
+        self.reason: str | None = None  #: error of one of the failed requests
         self._engine = engine
-        self._reward = job.reward
-        self._queue = job.queue
+        self._job = job
         self._timeout_s = timeout_s
-        self._pending: set[UUID] = set()
-        self._listener = Listener(engine, RESCORED_CHANNEL)
-        self._check: Callable[[], None] = lambda: None
         self._news_at = self._line_at = time.monotonic()
         self._display: Status | None = None
 
     def __str__(self) -> str:
         return f"{self.scored} of {self.total} trajectories were scored"
 
-    @contextmanager
-    def watched(self, check: Callable[[], None]) -> Iterator[None]:
-        """Listen for notifications and show progress in the block; publish only inside it.
+    def wait(self, publish: Callable[[], int], check: Callable[[], None]) -> None:
+        """Wait until no verdict is missing, and show progress.
 
         Args:
+            publish: Publishes some requests that are due; returns how many.
             check: Called about twice a second; raises if the wait has become useless.
-        """
-        self._check = check
-        try:
-            self._listener.hear(0)
-            with ExitStack() as stack:
-                if sys.stderr.isatty():
-                    self._display = stack.enter_context(console(sys.stderr).status(str(self)))
-                yield
-        finally:
-            self._display = None
-            self._listener.close()
-
-    def expect(self, requests: Iterable[RescoreRequest]) -> None:
-        """Count verdicts on these requests from now on; called before they are published."""
-        self._pending |= {request.rollout_id for request in requests}
-
-    def refuse(self, requests: Iterable[RescoreRequest]) -> None:
-        """Count requests that are too large for the broker as failed."""
-        refused = [request.rollout_id for request in requests]
-        self._take(Verdicts(self._reward[:NAME_CHARS], [], refused, "its prompt is too large"))
-
-    def wait(self, most: int = 0) -> None:
-        """Wait until at most `most` verdicts are missing.
 
         Raises:
             WaitTimeout: No verdict came for too long.
         """
-        while len(self._pending) > most:
-            payloads = self._listener.hear(_LOOK_S)
-            if payloads is None:
-                self._catch_up()
-            for payload in payloads or ():
-                self._take(Verdicts.read(payload))
-            self._check()
-            self._show()
-            if self._is_over():
-                self._catch_up()
-            if self._is_over() and self._pending:
-                raise self._timeout()
+        listener = Listener(self._engine, RESCORED_CHANNEL)
+        try:
+            with ExitStack() as stack:
+                if sys.stderr.isatty():
+                    self._display = stack.enter_context(console(sys.stderr).status(str(self)))
+                while self._look():
+                    if not publish():
+                        listener.wait(_LOOK_S)
+                    check()
+                    self._show()
+                    if time.monotonic() - self._news_at >= self._timeout_s and self._look():
+                        raise self._timeout()
+        finally:
+            self._display = None
+            listener.close()
 
-    def _take(self, verdicts: Verdicts) -> None:
-        if verdicts.reward != self._reward[:NAME_CHARS]:
-            return
-        # Delivery is at least once: a repeated verdict is no longer pending.
-        scored = self._pending.intersection(verdicts.scored)
-        failed = self._pending.intersection(verdicts.failed)
-        self._pending -= scored | failed
-        self.scored += len(scored)
-        self.failed += len(failed)
-        if failed:
-            self.reason = self.reason or verdicts.reason
-        if scored or failed:
+    def _look(self) -> int:
+        """Read how many verdicts there are; return how many are missing."""
+        job = self._job
+        count = transact(self._engine, lambda c: count_rescores(c, job.run, job.reward))
+        if count.scored + count.failed > self.scored + self.failed:
             self._news_at = time.monotonic()
-
-    def _catch_up(self) -> None:
-        found = transact(self._engine, lambda c: find_scored(c, self._pending, self._reward))
-        self._take(Verdicts(self._reward[:NAME_CHARS], list(found), [], None))
+        self.scored, self.failed, self.reason = count.scored, count.failed, count.reason
+        self.total = self.scored + self.failed + count.waiting
+        return count.waiting
 
     def _show(self) -> None:
         silent_s = time.monotonic() - self._news_at
@@ -269,7 +243,7 @@ class RescoreWait:
         if silent_s > _LINE_EVERY_S:
             line += (
                 f"; no value for {silent_s:.0f} s. They come from the workers of the queue "
-                f"{self._queue} through a controller's collector"
+                f"{self._job.queue} through a controller's collector"
             )
         if self._display is not None:
             self._display.update(line)
@@ -277,13 +251,11 @@ class RescoreWait:
             self._line_at = time.monotonic()
             note(f"{line}.")
 
-    def _is_over(self) -> bool:
-        return time.monotonic() - self._news_at >= self._timeout_s
-
     def _timeout(self) -> WaitTimeout:
+        job = self._job
         return WaitTimeout(
             f"No trajectory was scored for {self._timeout_s:g} s; {self}.",
-            why=f"Does a worker with the reward {self._reward} read the queue {self._queue}, and "
+            why=f"Does a worker with the reward {job.reward} read the queue {job.queue}, and "
             "does a controller run?",
             remedy="The values so far are kept. See `rollout ps`, and give the command again.",
         )

@@ -16,8 +16,8 @@ from typing import Any
 
 from pipeline.contract.errors import ModelBadRequest
 from pipeline.contract.run import RunConfig
-from pipeline.dispatcher import request_of
 from pipeline.embedded import EmbeddedServices
+from pipeline.requests import request_of
 from pipeline.settings import Settings, load_settings
 from pipeline.store import schema
 from pipeline.store.engine import open_engine, transact

@@ -24,7 +24,7 @@ from pipeline.store.faults import Fault, fault_of, reason_of, sqlstate_of
 #: Channels of NOTIFY. Listeners also poll slowly, in case a notification is lost.
 WORK_CHANNEL = "rollout_work"
 READY_CHANNEL = "rollout_ready"
-#: Its payloads list stored trajectories that were scored again; see `rescores.py`.
+#: Sent when requested rescores have ended; see `rescores.py`.
 RESCORED_CHANNEL = "rollout_rescored"
 
 _DISK_FULL = "53100"

@@ -94,6 +94,8 @@ WITH d_letters AS (
     DELETE FROM score_tallies WHERE run_id = :run_id
 ), d_attempts AS (
     DELETE FROM attempt_tallies WHERE run_id = :run_id
+), d_rescores AS (
+    DELETE FROM rescores WHERE run_id = :run_id RETURNING 1
 ), d_batches AS (
     DELETE FROM train_batches WHERE run_id = :run_id RETURNING 1
 ), d_run AS (
@@ -104,6 +106,7 @@ WITH d_letters AS (
 )
 SELECT (SELECT count(*) FROM d_run) AS runs, (SELECT count(*) FROM d_batches) AS train_batches,
        (SELECT count(*) FROM d_letters) AS dead_letters,
+       (SELECT count(*) FROM d_rescores) AS rescores,
        (SELECT count(*) FROM d_prompts) AS prompts, (SELECT count(*) FROM d_events) AS events
 """)
 

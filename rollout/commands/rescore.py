@@ -55,7 +55,7 @@ def rescore(
             may_start=wait and workers > 0,
         )
         if dry_run or not wait:
-            count = job.total if dry_run else rescorer.publish(job)
+            count = job.total if dry_run else rescorer.request(job, awaited=False)
             _print_request(job, count, dry_run=dry_run, as_json=as_json)
             return
         waiting = RescoreWait(deployment.engine, job, timeout_s=wait_timeout_s)

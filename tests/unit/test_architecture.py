@@ -51,17 +51,19 @@ LAYERS = {
     "limits": Layer(("pipeline.limits",), PURE),
     "embedded": Layer(("pipeline.embedded",), PURE),
     "departures": Layer(("pipeline.departures",), ("store",)),
+    "requests": Layer(("pipeline.requests",), (*PURE, *ADAPTERS)),
+    "rescorer": Layer(("pipeline.rescorer",), (*PURE, "requests", *ADAPTERS)),
     # Services: they use the adapters, and none knows another.
     **{
         name: Layer(
-            (f"pipeline.{name}",), (*PURE, "retry", "service loop", "departures", *ADAPTERS)
+            (f"pipeline.{name}",),
+            (*PURE, "retry", "service loop", "departures", "requests", "rescorer", *ADAPTERS),
         )
         for name in SERVICES
     },
     "controller": Layer(
         ("pipeline.controller",), (*PURE, "redaction", "service loop", *ADAPTERS, *SERVICES)
     ),
-    "rescorer": Layer(("pipeline.rescorer",), (*PURE, *ADAPTERS)),
     "redrive": Layer(("pipeline.redrive",), ("contract", *ADAPTERS)),
     "trainer": Layer(("pipeline.trainer",), (*PURE, "embedded", *ADAPTERS)),
     # Producers and workers: towards the middle, never towards each other.

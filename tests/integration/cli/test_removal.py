@@ -21,6 +21,7 @@ from pipeline.store.dead_letters import add_unknown
 from pipeline.store.engine import transact
 from pipeline.store.operations import begin_cancel, cancel_rollouts, pause_run
 from pipeline.store.removal import begin_removal, remove_groups, remove_rest, require_removable
+from pipeline.store.rescore_requests import request_rescores
 from pipeline.store.runs import get_run
 from pipeline.trainer.client import TrainerClient
 
@@ -48,6 +49,8 @@ def populated(engine: Engine, slug: str) -> StoredRun:
     unknown = story.succeeded(first)
     transact(engine, lambda connection: add_unknown(connection, [(unknown, b"bytes")]))
     with engine.begin() as connection:
+        asked = {"error_class": None, "queue": "rollouts", "awaited": False}
+        request_rescores(connection, story.run, "judge", **asked)
         connection.execute(
             text("INSERT INTO policy_versions (run_id, version) VALUES (:id, 1)"),
             {"id": story.run.run_id},

@@ -264,7 +264,7 @@ def test_an_agent_that_will_not_stop_is_left_behind_and_calls_no_model(
     worker = make_worker()
 
     async def run() -> None:
-        from pipeline.dispatcher import request_of
+        from pipeline.requests import request_of
         from workers.process.execution import execute
 
         said.append(await execute(request_of(story.run, story.claim_one()), worker.runtime))

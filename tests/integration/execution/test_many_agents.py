@@ -14,7 +14,7 @@ import pytest
 from fixtures.stored_run import StoredRun
 from sqlalchemy import Engine
 
-from pipeline.dispatcher import request_of
+from pipeline.requests import request_of
 from workers.core.model_response import ModelResponse
 from workers.core.tool_call import invoke_tool
 from workers.core.tool_registry import create_tools

@@ -18,11 +18,12 @@ from pipeline.contract.train_batch import BatchSpec
 from pipeline.contract.trajectory import TrajectoryRecord, digest_of, pack_record
 from pipeline.queue.frames import decode_completions, encode_completions
 from pipeline.queue.payloads import FolderPayloads
-from pipeline.rescorer import request_of
+from pipeline.requests import rescore_request_of
 from pipeline.store.accounting import check_accounting
 from pipeline.store.engine import transact
 from pipeline.store.operations import begin_cancel, cancel_rollouts
-from pipeline.store.rescores import count_rescorable, read_rescorable, record_rescores
+from pipeline.store.rescore_requests import count_rescorable, read_rescorable
+from pipeline.store.rescores import record_rescores
 from pipeline.trainer.client import TrainerClient
 from workers.core.trajectory import Trajectory
 from workers.process.scoring import rescore
@@ -80,7 +81,7 @@ def ask_again(
     chunk = transact(story.engine, lambda c: read_rescorable(c, story.run, error_class=error_class))
     said = []
     for stored in chunk:
-        request = request_of(story.run, stored, reward, payloads, inline_bytes=inline_bytes)
+        request = rescore_request_of(story.run, stored, reward, payloads, inline_bytes=inline_bytes)
         message = request.model_dump_json(exclude_defaults=True)
         completion = asyncio.run(
             rescore(parse_message(RescoreRequest, message), payloads, "scripted-worker")
@@ -266,7 +267,7 @@ def test_another_trajectory_than_the_accepted_one_is_not_scored(
     (stored,) = transact(engine, lambda c: read_rescorable(c, story.run))
     assert stored.body_digest == digest_of(stored.body)
     stored = replace(stored, body=pack_record(TrajectoryRecord()))
-    request = request_of(story.run, stored, "judge", payloads, inline_bytes=inline_bytes)
+    request = rescore_request_of(story.run, stored, "judge", payloads, inline_bytes=inline_bytes)
     said = asyncio.run(rescore(request, payloads, "w"))
     assert said.error is not None
     assert said.error.code == "no_trajectory"
@@ -277,7 +278,7 @@ def test_a_trajectory_whose_object_is_gone_is_an_error_of_its_own(engine, make_w
     story = failed_in_scoring(engine, make_worker("1"))
     mend_judge()
     (stored,) = transact(engine, lambda c: read_rescorable(c, story.run))
-    request = request_of(story.run, stored, "judge", payloads, inline_bytes=0)
+    request = rescore_request_of(story.run, stored, "judge", payloads, inline_bytes=0)
     assert request.body_uri is not None
     Path(request.body_uri.removeprefix("file://")).unlink()
     said = asyncio.run(rescore(request, payloads, "w"))

@@ -9,7 +9,7 @@ from pipeline.contract.errors import ERROR_TABLE, Action, ErrorClass
 from pipeline.contract.messages import RewardPart
 from pipeline.contract.rollout import RunPurpose
 from pipeline.contract.trajectory import unpack_record
-from pipeline.dispatcher import request_of
+from pipeline.requests import request_of
 from pipeline.store.engine import READY_CHANNEL, WORK_CHANNEL, Listener
 
 

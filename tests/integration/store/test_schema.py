@@ -33,6 +33,7 @@ from pipeline.queue.payloads import FolderPayloads
 from pipeline.store.accounting import check_accounting
 from pipeline.store.engine import open_engine, transact
 from pipeline.store.processes import list_processes
+from pipeline.store.rescore_requests import request_rescores
 from pipeline.store.runs import get_run
 from pipeline.store.schema import MIGRATIONS, current, head, require_current, upgrade
 from pipeline.trainer.client import TrainerClient
@@ -201,6 +202,20 @@ def test_rollouts_lost_under_the_schema_before_are_isolated_and_have_no_deaths(e
     (fourth,) = [each for each in story.claim() if each.rollout_id == often.rollout_id]
     story.record(story.died(fourth))
     assert story.rollout(often)["error_class"] == "poison"
+
+
+def test_a_store_in_use_takes_requests_for_rescores(engine):
+    story = StoredRun(engine, prompts=2, n=1, n_min=1)
+    story.record(story.succeeded(story.claim_one()))
+    running = story.claim_one()
+    downgrade(engine, "0011")
+    before = story.everything()
+    assert upgrade(engine) == head()
+    assert story.everything() == before
+    asked = {"error_class": None, "queue": "rollouts", "awaited": False}
+    assert transact(engine, lambda c: request_rescores(c, story.run, "judge", **asked)) == 1
+    story.record(story.succeeded(running))
+    assert story.states() == {"succeeded": 2}
 
 
 def test_an_empty_database_is_refused_with_the_command_that_helps(empty):
