@@ -56,14 +56,11 @@ class TrajectoryRecord(BaseModel):
 
     @property
     def final_answer(self) -> str:
-        """The text that was scored: the last final answer, else the last text of the model."""
-        inputs = ("observation", "action_result")
-        outputs = [step for step in self.steps if step.get("step_type") not in inputs]
-        final = [step for step in outputs if step.get("step_type") == "final_answer"]
-        # An agent may keep no steps: then the conversation is the only source.
-        replies = [message for message in self.messages if message.get("role") == "assistant"]
-        found = final or outputs or ([] if self.steps else replies)
-        return str(found[-1].get("content") or "") if found else ""
+        """The text that was scored: the last answer, also one that an interaction replied to."""
+        for step in reversed(self.steps):
+            if step.get("step_type") == "final_answer" or "answered_by" in step.get("metadata", {}):
+                return str(step.get("content") or "")
+        return ""
 
 
 def pack_record(

@@ -58,10 +58,17 @@ def test_the_final_answer_of_a_record_is_what_was_scored(steps):
     assert record.final_answer == trajectory.get_final_response()
 
 
-def test_the_final_answer_without_steps_is_the_last_one_spoken():
+def test_an_answer_that_an_interaction_replied_to_is_the_final_answer_of_its_record():
+    answer = TrajectoryStep(StepType.THOUGHT, "4", {"answered_by": "checker"})
+    trajectory = Trajectory("r", [answer, TrajectoryStep(StepType.OBSERVATION, "Sure?")])
+    record = unpack_record(pack_record(record_of(trajectory, None)))
+    assert record.final_answer == trajectory.get_final_response() == "4"
+
+
+def test_a_record_without_steps_has_no_final_answer():
     messages = [{"role": "assistant", "content": said} for said in ("3", "4")]
     record = TrajectoryRecord(messages=[*messages, {"role": "user", "content": "Sure?"}])
-    assert record.final_answer == trajectory_of(record, "r").get_final_response() == "4"
+    assert record.final_answer == trajectory_of(record, "r").get_final_response() == ""
 
 
 @given(body=st.binary(max_size=60))
