@@ -9,14 +9,17 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import StatementError
 
 from pipeline.contract.errors import PipelineError, QueueUnavailable, ServiceUnavailable
-from pipeline.contract.messages import Completion, Heartbeat
+from pipeline.contract.messages import MARKED_QUEUES, Completion, Heartbeat, Marker
 from pipeline.queue.completions import Delivery, OutcomeConsumer
 from pipeline.queue.frames import encode_completions
+from pipeline.queue.markers import MarkerSender
 from pipeline.service import process_id
 from pipeline.settings import Settings
 from pipeline.store.dead_letters import add_malformed, add_unknown
@@ -24,13 +27,16 @@ from pipeline.store.engine import transact
 from pipeline.store.faults import Fault, fault_of, reason_of, sqlstate_of
 from pipeline.store.leases import keep_alive
 from pipeline.store.outcomes import record_outcomes
-from pipeline.store.processes import forget_process, report_process
 from pipeline.store.rescores import record_rescores
+from pipeline.store.watermark import record_markers, remove_collectors, report_collector
 
 log = logging.getLogger(__name__)
 
 #: Adds at most this much to the time until a lost worker is noticed; each report is a transaction.
 _REPORT_EVERY_S = 0.5
+#: A broker counts as cut off when it takes longer than a quarter of a lease, and than this. During
+#: a shorter pause no lease can end, because heartbeats renew a lease when a third of it has passed.
+_LEAST_DELAY_S = 1.5
 
 #: After so many equal failures of one delivery its messages are taken one by one.
 _MOST_EQUAL_FAILURES = 5
@@ -61,6 +67,7 @@ class Collector:
         consumer: OutcomeConsumer,
         settings: Settings,
         *,
+        markers: MarkerSender,
         stop_attempts: Callable[[list[str]], None],
     ) -> None:
         """Make a collector.
@@ -69,19 +76,35 @@ class Collector:
             engine: The store.
             consumer: Completions and heartbeats of workers.
             settings: Batch size, linger, leases.
+            markers: Sends markers over a connection of its own.
             stop_attempts: Commands workers to stop attempts that are no longer theirs.
         """
         self._engine = engine
         self._consumer = consumer
         self._settings = settings
+        self._markers = markers
         self._stop_attempts = stop_attempts
         self._process_id = process_id(self.name)
-        self._reported_at = 0.0
+        self._reported_at: float | None = None
+        #: All messages that the broker had sent by then will be committed by the next report.
+        self._received_up_to: datetime | None = None
+        self._was_cut_off = False
+        self._most_delay_s = max(_LEAST_DELAY_S, settings.lease.lease_s / 4)
         self._unstored: Delivery | None = None
         self._failures: list[str] = []  #: of the unstored delivery, the same one several times
 
     def step(self) -> None:
         """Take in one delivery, or report after a while without any."""
+        if self._reported_at is None:
+            # Other collectors must wait for this one before it receives its first message.
+            self._report()
+        try:
+            self._take_next()
+        except QueueUnavailable:
+            self._received_up_to, self._was_cut_off = None, True
+            raise
+
+    def _take_next(self) -> None:
         settings = self._settings.collector
         if self._unstored is None:
             self._unstored = self._consumer.receive(
@@ -95,16 +118,18 @@ class Collector:
             # broker delivers its unacknowledged messages to no other collector.
             unwanted = self._take_in(delivery)
             self._unstored, self._failures = None, []
-            self._consumer.ack(delivery)
+            with self._watch_broker():
+                self._consumer.ack(delivery)
             self._stop(unwanted)
         self._unstored = None
-        if time.monotonic() - self._reported_at >= _REPORT_EVERY_S:
-            self._report(delivery)
+        if self._reported_at is None or time.monotonic() - self._reported_at >= _REPORT_EVERY_S:
+            self._report()
 
     def close(self) -> None:
         """Sign off; the next collector reads the unacknowledged messages."""
+        self._markers.close()
         self._consumer.close()
-        transact(self._engine, lambda connection: forget_process(connection, self._process_id))
+        transact(self._engine, lambda c: remove_collectors(c, [self._process_id]))
 
     def _take_in(self, delivery: Delivery) -> list[str]:
         """Commit a delivery; return the labels of attempts that workers should stop."""
@@ -181,9 +206,11 @@ class Collector:
         for sentence in report.paused:
             log.warning("%s", sentence)
         lease_s = self._settings.lease.lease_s
-        return report.stopped + keep_alive(
+        unwanted = report.stopped + keep_alive(
             connection, _latest(delivery.heartbeats), lease_s=lease_s
         )
+        record_markers(connection, self._process_id, delivery.markers)
+        return unwanted
 
     def _stop(self, labels: list[str]) -> None:
         try:
@@ -191,26 +218,46 @@ class Collector:
         except QueueUnavailable as error:
             log.warning("%s workers were not told to stop: %s", len(labels), error)
 
-    def _report(self, delivery: Delivery) -> None:
-        """Say how far all is read, if it is: only then may silence be held against a worker."""
-        started = time.monotonic()
-        connected_at = self._consumer.connected_at
-        settled = (
-            connected_at is not None
-            and started - connected_at >= self._settings.lease.grace_s
-            and delivery.drained
-            and self._consumer.backlog() == 0
-        )
-        transact(
+    def _report(self) -> None:
+        """Report that all received messages are committed, and send the next markers."""
+        lease = self._settings.lease
+        is_sending = self._markers.is_sending
+        self._was_cut_off |= self._markers.delay_s > self._most_delay_s
+        report = transact(
             self._engine,
-            lambda connection: report_process(
+            lambda connection: report_collector(
                 connection,
                 self._process_id,
-                self.name,
-                watermark_age_s=time.monotonic() - started if settled else None,
+                committed_up_to=self._received_up_to,
+                was_cut_off=self._was_cut_off,
+                with_markers=not is_sending,
+                grace_s=lease.grace_s,
+                alive_s=lease.lease_s,
+                keeps_order=self._consumer.keeps_order,
             ),
         )
-        self._reported_at = time.monotonic()
+        self._reported_at, self._was_cut_off = time.monotonic(), False
+        if report.silent:
+            log.warning("%s no longer reports: its messages are read again.", report.silent)
+            self._consumer.restore_unacknowledged()
+            transact(self._engine, lambda c: remove_collectors(c, report.silent))
+        with self._watch_broker():
+            self._consumer.receive_sent()
+        self._received_up_to = report.now
+        if not is_sending:
+            self._markers.send(
+                [
+                    Marker(collector_id=self._process_id, queue=queue, sent_at=report.now)
+                    for queue in MARKED_QUEUES
+                ]
+            )
+
+    @contextmanager
+    def _watch_broker(self) -> Iterator[None]:
+        """Note a broker that hangs: workers may be cut off for longer than this collector."""
+        started = time.monotonic()
+        yield
+        self._was_cut_off |= time.monotonic() - started > self._most_delay_s
 
 
 def _add_unknown(connection: Connection, unknown: list[Completion]) -> None:
@@ -227,6 +274,8 @@ def _parts(delivery: Delivery) -> Iterator[Delivery]:
         yield Delivery(completions=[completion])
     for heartbeat in delivery.heartbeats:
         yield Delivery(heartbeats=[heartbeat])
+    # Last: a marker says that all messages before it are committed.
+    yield Delivery(markers=delivery.markers)
 
 
 def _latest(heartbeats: list[Heartbeat]) -> list[Heartbeat]:

@@ -16,7 +16,8 @@ from sqlalchemy import Engine
 from pipeline.collector import Collector
 from pipeline.dispatcher import Dispatcher
 from pipeline.queue.broker import broker_of
-from pipeline.queue.completions import OutcomeConsumer
+from pipeline.queue.completions import OutcomeConsumer, OutcomePublisher
+from pipeline.queue.markers import MarkerSender
 from pipeline.queue.payloads import open_payloads
 from pipeline.queue.requests import RequestPublisher
 from pipeline.reconciler import Reconciler
@@ -36,7 +37,11 @@ def _collector(engine: Engine, settings: Settings) -> Service:
     broker = broker_of(settings)
     publisher = RequestPublisher(broker, expires_s=settings.dispatch.request_expires_s)
     return Collector(
-        engine, OutcomeConsumer(broker), settings, stop_attempts=publisher.stop_attempts
+        engine,
+        OutcomeConsumer(broker),
+        settings,
+        markers=MarkerSender(OutcomePublisher(broker)),
+        stop_attempts=publisher.stop_attempts,
     )
 
 

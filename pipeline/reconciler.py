@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from kombu import Connection as BrokerConnection
 from sqlalchemy import Connection, Engine, text
@@ -27,14 +27,16 @@ from pipeline.store.engine import transact
 from pipeline.store.group_policy import end_overdue_groups
 from pipeline.store.leases import SilentAttempt, queues_in_flight, silent_attempts
 from pipeline.store.outcomes import OutcomeReport, record_outcomes
-from pipeline.store.processes import read_watermark
 from pipeline.store.run_counters import fold_run_counters
+from pipeline.store.watermark import read_watermark
 from pipeline.store.working_time import advance_clocks
 
 log = logging.getLogger(__name__)
 
 #: Groups ended in one transaction; their attempts are stopped at the worker's next heartbeat.
 _MOST_OVERDUE = 500
+#: A watermark is up to two seconds old also while the broker is well.
+_LEAST_WATERMARK_AGE_S = 3.0
 #: Seconds between two foldings of the run counters; readers sum the rows added meanwhile.
 _FOLD_EVERY_S = 10.0
 
@@ -105,12 +107,12 @@ class Reconciler:
         return transact(self._engine, give_up)
 
     def _find_silent(self, connection: Connection) -> Sequence[SilentAttempt]:
-        watermark = read_watermark(connection, alive_s=self._settings.lease.lease_s)
+        watermark = read_watermark(connection)
         if watermark is None:
-            # No collector is alive, or none has caught up yet: silence proves nothing.
+            # No collector has read a marker yet: silence proves nothing.
             return ()
-        self._watch_queues(connection)
         lease = self._settings.lease
+        self._watch_queues(connection, watermark)
         proven_before = watermark - timedelta(seconds=lease.grace_s)
         return silent_attempts(
             connection,
@@ -121,9 +123,16 @@ class Reconciler:
             most=max(1, int(lease.max_redispatch_per_s * lease.poll_s)),
         )
 
-    def _watch_queues(self, connection: Connection) -> None:
-        """Record for each queue up to which dispatch all requests have left it."""
+    def _watch_queues(self, connection: Connection, watermark: datetime) -> None:
+        """Record for each queue up to which dispatch all requests have left it.
+
+        A watermark that stands still may mean that the broker accepts no messages. Requests are
+        then still on their way, and an empty queue proves nothing.
+        """
         now = connection.execute(text("SELECT now()")).scalar_one()
+        if (now - watermark).total_seconds() > self._most_watermark_age_s():
+            self._departures = Departures()
+            return
         queues = queues_in_flight(connection)
         self._departures.keep_only(queues)
         broker = self._broker
@@ -142,6 +151,11 @@ class Reconciler:
             self.close()
             self._departures = Departures()
             raise
+
+    def _most_watermark_age_s(self) -> float:
+        grace_s = max(self._settings.lease.grace_s, _LEAST_WATERMARK_AGE_S)
+        # Without order the watermark waits for the slowest marker (pipeline/store/watermark.py).
+        return grace_s if self._broker.keeps_order else 2 * grace_s + _LEAST_WATERMARK_AGE_S
 
     def _recovered(self, attempt: SilentAttempt) -> Completion | None:
         """Return the outcome of an attempt from the payload store, if only its message was lost."""

@@ -15,6 +15,7 @@ from random import Random
 from benchmarks.faults import controller
 from benchmarks.faults.deployment import Deployment
 from benchmarks.faults.fleet import Member
+from benchmarks.faults.servers import RabbitServer
 from benchmarks.faults.sqs_server import SqsServer
 from pipeline.contract.messages import COMPLETION_QUEUE, HEARTBEAT_QUEUE, TASK_RUN
 from pipeline.contract.run import DEFAULT_REQUEST_QUEUE
@@ -91,6 +92,18 @@ def hanging_broker(deployment: Deployment) -> Iterator[None]:
         yield
     finally:
         deployment.broker.resume()
+
+
+@contextmanager
+def memory_alarm(deployment: Deployment) -> Iterator[None]:
+    """C19: RabbitMQ is short of memory, so it blocks publishers and serves consumers."""
+    node = deployment.broker
+    assert isinstance(node, RabbitServer)
+    node.raise_memory_alarm()
+    try:
+        yield
+    finally:
+        node.end_memory_alarm()
 
 
 def kill_controller_before_ack(deployment: Deployment, random: Random) -> None:

@@ -201,9 +201,30 @@ class RabbitServer:
         """Let it go on."""
         self._signal(signal.SIGCONT)
 
+    def raise_memory_alarm(self) -> None:
+        """Let it count as short of memory: it blocks publishers and serves consumers."""
+        self._control("set_vm_memory_high_watermark", "absolute", "1")
+
+    def end_memory_alarm(self) -> None:
+        """Let it accept messages again."""
+        self._control("set_vm_memory_high_watermark", "0.6")
+
     def close(self) -> None:
         """Stop it for good; its files go with the folder."""
         self.kill()
+
+    def _control(self, *arguments: str) -> None:
+        program = Path(self._program).with_name("rabbitmqctl")
+        node = self._environment["RABBITMQ_NODENAME"]
+        subprocess.run(
+            [str(program), "-q", "-n", node, *arguments],
+            env=self._environment,
+            cwd=self._folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=30,
+            check=True,
+        )
 
     def _signal(self, number: signal.Signals) -> None:
         if self._popen is not None:

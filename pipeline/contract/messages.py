@@ -1,4 +1,4 @@
-"""The messages on the broker: requests to workers, and the workers' completions and heartbeats.
+"""The messages on the broker: requests to workers, their completions and heartbeats, and markers.
 
 Used by dispatcher, worker, collector and `pipeline/queue`. Headers are JSON with a schema number; a
 trajectory is a binary body beside them. Must not: carry a secret; workers have their own keys.
@@ -7,6 +7,7 @@ trajectory is a binary body beside them. Must not: carry a secret; workers have 
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from uuid import UUID
 
@@ -24,6 +25,8 @@ TASK_RUN = "rollout.run"
 TASK_RESCORE = "rollout.rescore"
 COMPLETION_QUEUE = "rollout.completions"
 HEARTBEAT_QUEUE = "rollout.heartbeats"
+#: The queues that collectors read, and send markers through.
+MARKED_QUEUES = (COMPLETION_QUEUE, HEARTBEAT_QUEUE)
 
 
 #: A label names files and object keys: a forged one must not lead out of their folder.
@@ -232,6 +235,18 @@ class Heartbeat(_Message):
         default=(), description="Endpoints it may call besides those on loopback."
     )
     activity: tuple[RunActivity, ...] = ()
+
+
+class Marker(_Message):
+    """A collector's message to all collectors.
+
+    When a marker is read from a queue that keeps order, all messages that were sent to that queue
+    before `sent_at` have been read.
+    """
+
+    collector_id: str
+    queue: str
+    sent_at: datetime = Field(description="By the clock of the store.")
 
 
 M = TypeVar("M", bound=_Message)

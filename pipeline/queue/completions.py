@@ -1,7 +1,8 @@
 """Completions and heartbeats on the broker: sent in batches by workers, read by the collector.
 
 A worker's outbox keeps a completion until `send_completions` returns; the collector acknowledges
-after its commit. Must not: decide anything, or use the store.
+after its commit. Markers of collectors travel in the same queues. Must not: decide anything, or use
+the store.
 """
 
 from __future__ import annotations
@@ -22,20 +23,25 @@ from pipeline.contract.messages import (
     HEARTBEAT_QUEUE,
     Completion,
     Heartbeat,
+    Marker,
     parse_message,
 )
 from pipeline.queue.broker import Broker
 from pipeline.queue.driver_errors import is_driver_error
 from pipeline.queue.frames import decode_completions, encode_completions
-from pipeline.queue.signing import COMPLETION, HEARTBEAT, Forged
+from pipeline.queue.signing import COMPLETION, HEARTBEAT, MARKER, Forged
 
 log = logging.getLogger(__name__)
 
 _CONTENT_TYPE = "application/x-rollout-completions"
+_MARKER_TYPE = "application/x-rollout-marker"
 
 #: Redis: unacknowledged messages of this consumer are kept apart from those of workers.
 _UNACKED_KEY = "rollout.unacked"
 _PREFETCH = 64
+
+#: A blocked connection does not answer the request to close it either.
+_CLOSE_TIMEOUT_S = 1.0
 
 
 class _Connected:
@@ -50,6 +56,7 @@ class _Connected:
         connection, self._connection = self._connection, None
         if connection is not None:
             try:
+                limit_closing(connection, _CLOSE_TIMEOUT_S)
                 connection.release()
             except Exception as error:
                 if not is_driver_error(error):
@@ -87,6 +94,19 @@ class OutcomePublisher(_Connected):
             content_encoding="utf-8",
         )
 
+    def send_marker(self, marker: Marker) -> None:
+        """Send a marker through its queue.
+
+        Raises:
+            QueueUnavailable: The broker did not take the message.
+        """
+        self._publish(
+            marker.queue,
+            self._broker.signer.seal(marker.model_dump_json().encode(), MARKER),
+            content_type=_MARKER_TYPE,
+            content_encoding="binary",
+        )
+
     def close(self) -> None:
         """Close the connection."""
         self._producer = None
@@ -117,9 +137,9 @@ class Delivery:
 
     completions: list[Completion] = field(default_factory=list)
     heartbeats: list[Heartbeat] = field(default_factory=list)
+    markers: list[Marker] = field(default_factory=list)
     malformed: list[tuple[str, str, bytes]] = field(default_factory=list)  #: kind, reason, raw
     messages: list[Message] = field(default_factory=list)
-    drained: bool = False  #: no further message came within `linger_s`
 
     def ack(self) -> None:
         """Acknowledge all messages.
@@ -136,7 +156,8 @@ class OutcomeConsumer(_Connected):
     def __init__(self, broker: Broker) -> None:
         super().__init__(broker)
         self._delivery = Delivery()
-        self.connected_at: float | None = None  #: monotonic; None while not connected
+        self._channel: Any = None
+        self.keeps_order = broker.keeps_order
 
     def receive(self, *, most: int, linger_s: float, timeout_s: float) -> Delivery:
         """Return the messages that arrived; none after `timeout_s` without one.
@@ -159,9 +180,7 @@ class OutcomeConsumer(_Connected):
             while self._delivery.messages and len(self._delivery.completions) < most:
                 left = until - time.monotonic()
                 if left <= 0 or not self._drain(left):
-                    self._delivery.drained = True
                     break
-            self._delivery.drained |= not self._delivery.messages
         delivery, self._delivery = self._delivery, Delivery()
         return delivery
 
@@ -174,22 +193,33 @@ class OutcomeConsumer(_Connected):
         with self._broker.driver_errors(self.close):
             delivery.ack()
 
-    def backlog(self) -> int:
-        """Return the number of unread messages, on the broker and received here.
+    def receive_sent(self) -> None:
+        """Receive all messages that the broker has already sent; the next `receive` returns them.
+
+        RabbitMQ pushes messages. Its answer to a request on the same channel comes behind all that
+        it pushed before. Redis and SQS send a message when they are asked for one, and the next
+        `receive` asks.
 
         Raises:
             QueueUnavailable: The broker does not answer.
         """
-        if self._connection is None:
-            raise self._broker.unavailable(ConnectionError("not connected"))
-        names = (COMPLETION_QUEUE, HEARTBEAT_QUEUE)
-        waiting = sum(self._broker.depth(self._connection, name) for name in names)
-        # Over AMQP, messages may arrive before the answer.
-        return waiting + len(self._delivery.messages)
+        if self._channel is not None and self._broker.kind == "amqp":
+            with self._broker.driver_errors(self.close):
+                self._broker.queue(HEARTBEAT_QUEUE).bind(self._channel).queue_declare(passive=True)
+
+    def restore_unacknowledged(self) -> None:
+        """Put messages of dead collectors back into their queues, where the broker does not.
+
+        Raises:
+            QueueUnavailable: The broker does not answer.
+        """
+        if self._channel is not None and self._broker.kind == "redis":
+            with self._broker.driver_errors(self.close):
+                restore_unacknowledged(self._channel)
 
     def close(self) -> None:
         """Close the connection; the broker delivers unacknowledged messages again."""
-        self.connected_at = None
+        self._channel = None
         super().close()
 
     def _connect(self) -> None:
@@ -198,9 +228,8 @@ class OutcomeConsumer(_Connected):
             unacked_key=_UNACKED_KEY, heartbeats=True
         )
         connection.ensure_connection(max_retries=1, timeout=self._broker.connect_timeout_s)
-        channel: Any = connection.channel()
-        if self._broker.kind == "redis":
-            restore_unacknowledged(channel)
+        self._channel = channel = connection.channel()
+        self.restore_unacknowledged()
         for name, callback in (
             (COMPLETION_QUEUE, self._on_completions),
             (HEARTBEAT_QUEUE, self._on_heartbeat),
@@ -213,7 +242,6 @@ class OutcomeConsumer(_Connected):
                 prefetch_count=_PREFETCH,
             )
             consumer.consume()
-        self.connected_at = time.monotonic()
 
     def _drain(self, timeout_s: float) -> bool:
         assert self._connection is not None
@@ -234,6 +262,8 @@ class OutcomeConsumer(_Connected):
 
     def _take(self, message: Message, kind: str, decode: Callable[[bytes], None]) -> None:
         self._delivery.messages.append(message)
+        if message.content_type == _MARKER_TYPE:
+            kind, decode = "marker", self._decode_marker
         body = message.body
         raw = body.encode() if isinstance(body, str) else bytes(body or b"")
         try:
@@ -253,6 +283,17 @@ class OutcomeConsumer(_Connected):
         self._delivery.heartbeats.append(
             parse_message(Heartbeat, self._broker.signer.open(raw, HEARTBEAT))
         )
+
+    def _decode_marker(self, raw: bytes) -> None:
+        self._delivery.markers.append(parse_message(Marker, self._broker.signer.open(raw, MARKER)))
+
+
+def limit_closing(connection: Connection, timeout_s: float) -> None:
+    """Let a connection over AMQP close after this time, also if the broker does not answer."""
+    transport = getattr(connection.connection, "transport", None) if connection.connected else None
+    sock = getattr(transport, "sock", None)
+    if sock is not None:
+        sock.settimeout(timeout_s)
 
 
 def restore_unacknowledged(channel: Any) -> None:

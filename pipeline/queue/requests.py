@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from celery import Celery
@@ -36,7 +37,7 @@ class RequestPublisher:
 
     def __init__(self, broker: Broker, *, expires_s: float) -> None:
         self._broker = broker
-        self._app: Celery = make_celery_app(broker)
+        self._app: Celery = make_celery_app(_with_timeouts(broker))
         self._expires_s = expires_s
 
     def publish(self, requests: Sequence[R], *, queue: str) -> list[R]:
@@ -68,6 +69,7 @@ class RequestPublisher:
                     queue=name,
                     producer=producer,
                     retry=False,
+                    timeout=self._broker.network_timeout_s,
                     argsrepr=request.describe(),
                     kwargsrepr="",
                     **options,
@@ -140,3 +142,11 @@ class RequestPublisher:
         # Kombu keeps one pool per process and broker; a closed pool could not be used again.
         pool = self._app.pool
         pool.resize(pool.limit, force=True, ignore_errors=True, reset=True)
+
+
+def _with_timeouts(broker: Broker) -> Broker:
+    """Return a broker whose connections over AMQP end when RabbitMQ blocks them for long."""
+    if broker.kind != "amqp":
+        return broker
+    options = broker.transport_options | {"read_timeout": broker.network_timeout_s}
+    return replace(broker, transport_options=options)

@@ -20,6 +20,7 @@ REQUEST = b"request"
 COMPLETION = b"completion"
 HEARTBEAT = b"heartbeat"
 CANCEL = b"cancel"
+MARKER = b"marker"
 
 
 class Forged(MalformedMessage):

@@ -1,15 +1,19 @@
-"""A broker may lose everything, or be gone: the store knows what is owed. C4, C5, C6."""
+"""A broker may lose everything, or be gone: the store knows what is owed. C4, C5, C6, C18, C19."""
 
 import random
 import time
+
+import pytest
 
 from benchmarks.faults import injections
 from benchmarks.faults.deployment import Deployment
 from benchmarks.faults.runs import FaultRun
 from faults.rules import judge, pids, skip_if_not_applicable
+from pipeline.settings import BrokerSettings
 
 #: Of 64 places in workers; more rollouts than that wait on the broker and in the store.
 FULL = 40
+_NETWORK_TIMEOUT_S = BrokerSettings().network_timeout_s
 
 
 def test_messages_that_the_broker_loses_are_sent_again(
@@ -82,4 +86,21 @@ def test_a_broker_that_refuses_every_call_for_a_while_costs_no_rollout(
     run.open_gate()
     injections.refuse_calls(deployment, seeded)
     judge(run)
+    assert pids(deployment) == before
+
+
+def test_nothing_is_given_up_while_rabbitmq_blocks_publishers(deployment: Deployment):
+    if deployment.broker.name != "rabbitmq":
+        pytest.skip("only RabbitMQ has alarms")
+    before = pids(deployment)
+    run = FaultRun(deployment, groups=16, name="alarm", gated=True)
+    run.wait_running(FULL)
+    run.note_fault("C19")
+    with injections.memory_alarm(deployment):
+        run.open_gate()  # what is done now waits in the workers
+        # Longer than three leases, and than a publisher waits for one answer.
+        time.sleep(max(3 * deployment.size.lease.lease_s, _NETWORK_TIMEOUT_S + 3))
+        assert run.count_lost() == 0, "given up while no worker could be heard"
+    judge(run)
+    assert run.count_lost() == 0, "given up although its worker was only blocked"
     assert pids(deployment) == before

@@ -16,6 +16,7 @@ from pipeline.collector import Collector
 from pipeline.contract.messages import Completion
 from pipeline.queue.broker import Broker, broker_of
 from pipeline.queue.completions import Delivery, OutcomeConsumer, OutcomePublisher
+from pipeline.queue.markers import MarkerSender
 
 #: Long enough never to matter, and short enough to be waited for.
 LONG_S, SHORT_S = 60, 1
@@ -66,7 +67,13 @@ def make_collector(engine, broker, sqs_settings):
 
     def make(**options: Any) -> tuple[Collector, CountingConsumer]:
         consumer = CountingConsumer(broker, **options)
-        collector = Collector(engine, consumer, sqs_settings, stop_attempts=lambda labels: None)
+        collector = Collector(
+            engine,
+            consumer,
+            sqs_settings,
+            markers=MarkerSender(OutcomePublisher(broker)),
+            stop_attempts=lambda labels: None,
+        )
         made.append(collector)
         return collector, consumer
 

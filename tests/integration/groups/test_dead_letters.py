@@ -25,7 +25,7 @@ Cli = Callable[..., Any]
 class DeliveredOnce:
     """A consumer with one delivery, and what was done with it."""
 
-    connected_at = None
+    keeps_order = True
 
     def __init__(self, *frames: bytes, beats: tuple[Heartbeat, ...] = ()) -> None:
         self.delivery = Delivery(messages=[object()], heartbeats=list(beats))  # pyright: ignore[reportArgumentType]
@@ -41,8 +41,8 @@ class DeliveredOnce:
     def ack(self, delivery: Delivery) -> None:
         self.acknowledged = True
 
-    def backlog(self) -> int:
-        return 0
+    def receive_sent(self) -> None:
+        pass
 
 
 @pytest.fixture
@@ -55,11 +55,22 @@ def make_collector(make_settings: Any) -> Callable[..., tuple[Collector, Deliver
             story.engine,
             consumer,  # pyright: ignore[reportArgumentType]
             make_settings(),
+            markers=NoMarkers(),  # pyright: ignore[reportArgumentType]
             stop_attempts=lambda _: None,
         )
         return collector, consumer
 
     return make
+
+
+class NoMarkers:
+    """A sender of markers whose broker takes them and brings none."""
+
+    is_sending = False
+    delay_s = 0.0
+
+    def send(self, markers: Any) -> None:
+        pass
 
 
 @pytest.fixture

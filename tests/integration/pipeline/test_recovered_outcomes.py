@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from fixtures.brokers import BrokerPlace
+from fixtures.collectors import StoredCollector
 from fixtures.stored_run import StoredRun
 from fixtures.watched_payloads import WatchedPayloads
 from sqlalchemy import Engine, text
@@ -23,7 +24,6 @@ from pipeline.queue.frames import encode_completions
 from pipeline.queue.payloads import PayloadStore, open_payloads
 from pipeline.reconciler import Reconciler
 from pipeline.store.engine import transact
-from pipeline.store.processes import report_process
 
 
 class Judged:
@@ -35,7 +35,7 @@ class Judged:
         self.attempts = self.story.claim()
         self.story.beat(*self.attempts)
         transact(engine, lambda c: c.execute(text("UPDATE attempts SET lease_until = 'epoch'")))
-        transact(engine, lambda c: report_process(c, "c1", "collector", watermark_age_s=0))
+        StoredCollector(engine).catch_up()
         self.reconciler = Reconciler(engine, broker_of(settings), self.payloads, settings)
 
     def leave(self, number: int, **fields: Any) -> Completion:

@@ -12,6 +12,7 @@ from pipeline.collector import Collector
 from pipeline.contract.errors import StoreUnavailable
 from pipeline.queue.broker import broker_of
 from pipeline.queue.completions import OutcomeConsumer, OutcomePublisher
+from pipeline.queue.markers import MarkerSender
 from pipeline.store.engine import open_engine
 
 
@@ -41,7 +42,13 @@ def test_outcomes_that_were_read_before_an_outage_are_stored_after_it(
     its_engine, away = absent
     away.append(True)
     consumer = OutcomeConsumer(broker_of(settings))
-    collector = Collector(its_engine, consumer, settings, stop_attempts=lambda labels: None)
+    collector = Collector(
+        its_engine,
+        consumer,
+        settings,
+        markers=MarkerSender(OutcomePublisher(broker_of(settings))),
+        stop_attempts=lambda labels: None,
+    )
     for _ in range(2):
         with pytest.raises(StoreUnavailable):
             wait_until(collector.step, what="a delivery")

@@ -22,7 +22,7 @@ def labels(count: int, attempt_no: int = 1) -> list[str]:
 def wait_lost(deployment, count: int = 1) -> None:
     wait_until(
         lambda: len(deployment.rows("SELECT * FROM attempts WHERE state = 'lost'")) == count,
-        RECOVERY_S,
+        RECOVERY_SQS_S,
         what=f"{count} lost attempts",
         seen=deployment.picture,
     )

@@ -13,12 +13,7 @@ from sqlalchemy import text
 from pipeline.contract.messages import Heartbeat
 from pipeline.store.engine import transact
 from pipeline.store.leases import SilentAttempt, keep_alive, queues_in_flight, silent_attempts
-from pipeline.store.processes import (
-    forget_process,
-    list_processes,
-    read_watermark,
-    report_process,
-)
+from pipeline.store.processes import list_processes
 
 
 @pytest.fixture
@@ -232,60 +227,6 @@ def test_what_a_worker_holds_is_no_orphan(story):
     story.beat(attempt, phase="reserved")
     age(story, [attempt], dispatched_at=60)
     assert silent(story, departed_s_ago=30) == []
-
-
-def test_nobody_can_be_judged_while_no_collector_has_read_everything(engine):
-    assert transact(engine, read_watermark) is None
-    transact(engine, lambda c: report_process(c, "c1", "collector"))
-    assert transact(engine, read_watermark) is None
-    transact(engine, lambda c: report_process(c, "c1", "collector", watermark_age_s=0))
-    assert transact(engine, read_watermark) is not None
-
-
-def test_of_several_collectors_the_slowest_counts(engine):
-    transact(engine, lambda c: report_process(c, "fast", "collector", watermark_age_s=1))
-    fast = transact(engine, read_watermark)
-    transact(engine, lambda c: report_process(c, "slow", "collector", watermark_age_s=100))
-    slow = transact(engine, read_watermark)
-    assert fast is not None
-    assert slow is not None
-    assert (fast - slow).total_seconds() == pytest.approx(99, abs=20)
-    transact(engine, lambda c: report_process(c, "new", "collector"))
-    assert transact(engine, read_watermark) is None
-    for name in ("new", "slow"):
-        transact(engine, lambda c, name=name: forget_process(c, name))
-    assert transact(engine, read_watermark) == fast
-
-
-def test_a_collector_that_vanished_is_not_waited_for(engine):
-    transact(engine, lambda c: report_process(c, "gone", "collector"))
-    transact(engine, lambda c: report_process(c, "here", "collector", watermark_age_s=0))
-    transact(
-        engine,
-        lambda c: c.execute(
-            text(
-                "UPDATE processes SET last_seen_at = now() - interval '1 minute' "
-                "WHERE process_id = 'gone'"
-            )
-        ),
-    )
-    assert transact(engine, read_watermark) is not None
-
-
-def test_a_vanished_collector_holds_judgement_up_for_one_lease_only(engine):
-    transact(engine, lambda c: report_process(c, "gone", "collector"))
-    transact(engine, lambda c: report_process(c, "here", "collector", watermark_age_s=0))
-    transact(
-        engine,
-        lambda c: c.execute(
-            text(
-                "UPDATE processes SET last_seen_at = now() - interval '5 seconds' "
-                "WHERE process_id = 'gone'"
-            )
-        ),
-    )
-    assert transact(engine, lambda c: read_watermark(c, alive_s=10)) is None
-    assert transact(engine, lambda c: read_watermark(c, alive_s=3)) is not None
 
 
 def test_workers_are_listed_with_what_they_said(story):

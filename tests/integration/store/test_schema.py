@@ -13,6 +13,7 @@ import pytest
 import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
+from fixtures.collectors import StoredCollector
 from fixtures.servers import PrivateServers
 from fixtures.stored_run import StoredRun
 from sqlalchemy import Engine, text
@@ -32,10 +33,12 @@ from pipeline.queue.claim_checks import check_out
 from pipeline.queue.payloads import FolderPayloads
 from pipeline.store.accounting import check_accounting
 from pipeline.store.engine import open_engine, transact
+from pipeline.store.leases import silent_attempts
 from pipeline.store.processes import list_processes
 from pipeline.store.rescore_requests import request_rescores
 from pipeline.store.runs import get_run
 from pipeline.store.schema import MIGRATIONS, current, head, require_current, upgrade
+from pipeline.store.watermark import read_watermark
 from pipeline.trainer.client import TrainerClient
 
 
@@ -216,6 +219,42 @@ def test_a_store_in_use_takes_requests_for_rescores(engine):
     assert transact(engine, lambda c: request_rescores(c, story.run, "judge", **asked)) == 1
     story.record(story.succeeded(running))
     assert story.states() == {"succeeded": 2}
+
+
+def test_a_run_in_flight_is_judged_after_the_upgrade_to_markers(engine):
+    story = StoredRun(engine, prompts=2)
+    held, finished = story.claim()
+    story.beat(held, finished)
+    story.record(story.succeeded(finished))
+    before = story.everything()
+    downgrade(engine, "0012")
+    for name in ("crashed", "stopped"):
+        add = text(
+            "INSERT INTO processes (process_id, kind, read_up_to)"
+            " VALUES (:name, 'collector', now())"
+        )
+        transact(engine, lambda c, add=add, name=name: c.execute(add, {"name": name}))
+
+    assert upgrade(engine) == head()
+    assert story.everything() == before
+    assert transact(engine, read_watermark) is None
+    collector = StoredCollector(engine)
+    # The collectors from before the upgrade are not waited for.
+    assert collector.catch_up() == collector.watermark()
+    transact(engine, lambda c: c.execute(text("UPDATE attempts SET lease_until = 'epoch'")))
+    collector.catch_up()
+    silent = transact(
+        engine,
+        lambda c: silent_attempts(
+            c,
+            watermark=collector.watermark(),
+            departed={},
+            expire=False,
+            grace_s=0.0,
+            most=10,
+        ),
+    )
+    assert [attempt.rollout_id for attempt in silent] == [held.rollout_id]
 
 
 def test_an_empty_database_is_refused_with_the_command_that_helps(empty):
