@@ -7,7 +7,7 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from fixtures.stored_run import StoredRun
+from fixtures.stored_run import StoredRun, answered
 from sqlalchemy import Engine, text
 
 from pipeline.contract.errors import ErrorClass, InputError
@@ -143,9 +143,7 @@ def test_a_line_tells_answer_scores_model_and_time(engine: Engine, tmp_path: Pat
     story = StoredRun(engine, prompts=1, n=1, n_min=1)
     attempt = story.claim_one()
     call = ModelCall(sequence=0, model="qwen", endpoint="http://127.0.0.1:9/v1")
-    body = pack_record(
-        TrajectoryRecord(messages=[{"role": "assistant", "content": "7"}], calls=[call])
-    )
+    body = pack_record(answered("7", calls=[call]))
     parts = (RewardPart(name="numeric", value=1.0), RewardPart(name="numeric.x", value=0.25))
     told = {"body": body, "timings": {"elapsed_s": 1.5}, "reward_parts": parts}
     said = story.succeeded(attempt, **told)

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from fixtures.brokers import BrokerPlace
 from fixtures.command_line import CommandLine, servers_of
-from fixtures.stored_run import StoredRun
+from fixtures.stored_run import StoredRun, answered
 from sqlalchemy import Engine, text
 
 from pipeline.contract.errors import ErrorClass
 from pipeline.contract.rollout import StopReason
-from pipeline.contract.trajectory import TrajectoryRecord, pack_record
+from pipeline.contract.trajectory import pack_record
 from pipeline.store import samples
 from pipeline.store.engine import transact
 from pipeline.store.rollout_filter import RolloutFilter, parse_filter
@@ -111,8 +111,7 @@ def test_an_unknown_field_is_refused_with_the_nearest_one(story: StoredRun, roll
 
 def test_what_a_model_said_cannot_drive_the_terminal(engine: Engine, rollout: CommandLine):
     story = StoredRun(engine, slug="wild", n_min=1)
-    said = {"role": "assistant", "content": "\x1b]0;owned\x07" + "x" * 5000}
-    body = pack_record(TrajectoryRecord(messages=[said]))
+    body = pack_record(answered("\x1b]0;owned\x07" + "x" * 5000))
     story.record(story.succeeded(story.claim_one(), body=body, body_bytes=len(body)))
     shown = rollout("samples", "wild").out
     assert "\x1b" not in shown
