@@ -47,7 +47,7 @@ class Broker:
         prefix: Prefix of queue names, where the transport has no such option.
         signing_key: Signs messages that are sent, checks those received; None: neither.
         tls: Kombu's `ssl` argument; None where the URL holds all TLS options.
-        most_bytes: Longest JSON text that fits into a message; None: longer than any request.
+        most_bytes: Longest JSON text or frame that fits into a message; None: no practical limit.
         transport: Kombu transport to use in place of the one that the URL names.
     """
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from kombu import Connection, Consumer, Message, Producer
 
-from pipeline.contract.errors import MalformedMessage
+from pipeline.contract.errors import MalformedMessage, QueueUnavailable
 from pipeline.contract.messages import (
     COMPLETION_QUEUE,
     HEARTBEAT_QUEUE,
@@ -27,7 +27,7 @@ from pipeline.contract.messages import (
     parse_message,
 )
 from pipeline.queue.broker import Broker
-from pipeline.queue.driver_errors import is_driver_error
+from pipeline.queue.driver_errors import is_driver_error, is_refusal_of_size
 from pipeline.queue.frames import decode_completions, encode_completions
 from pipeline.queue.signing import COMPLETION, HEARTBEAT, MARKER, Forged
 
@@ -63,6 +63,10 @@ class _Connected:
                     raise
 
 
+class FrameTooLong(Exception):
+    """Completions that do not fit into one message of the broker together."""
+
+
 class OutcomePublisher(_Connected):
     """A connection over which a worker sends completions and heartbeats."""
 
@@ -73,13 +77,22 @@ class OutcomePublisher(_Connected):
 
         Raises:
             QueueUnavailable: The broker did not take the message; send all completions again.
+            FrameTooLong: The broker takes no message as long as this one; send fewer.
         """
-        self._publish(
-            COMPLETION_QUEUE,
-            self._broker.signer.seal(encode_completions(completions), COMPLETION),
-            content_type=_CONTENT_TYPE,
-            content_encoding="binary",
-        )
+        body = self._broker.signer.seal(encode_completions(completions), COMPLETION)
+        if self._broker.most_bytes is not None and len(body) > self._broker.most_bytes:
+            raise FrameTooLong(f"{len(body)} bytes; {self._broker.most_bytes} fit")
+        try:
+            self._publish(
+                COMPLETION_QUEUE,
+                body,
+                content_type=_CONTENT_TYPE,
+                content_encoding="binary",
+            )
+        except QueueUnavailable as error:
+            if is_refusal_of_size(error.__cause__):
+                raise FrameTooLong(f"{len(body)} bytes: {error.__cause__}") from error
+            raise
 
     def send_heartbeat(self, heartbeat: Heartbeat) -> None:
         """Send a heartbeat.

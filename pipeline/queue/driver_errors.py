@@ -1,12 +1,15 @@
 """Tells the errors of the broker's drivers (kombu, amqp, redis, botocore) from all others.
 
-Used by `Broker.driver_errors`, the one place that turns them into `QueueUnavailable`. Must not:
-import the drivers, because a process loads only the driver of its broker.
+Used by `Broker.driver_errors`, the one place that turns them into `QueueUnavailable`, and by
+publishers, to tell a message that is too long from a broker that is away. Must not: import the
+drivers, because a process loads only the driver of its broker.
 """
 
 from __future__ import annotations
 
 from kombu.exceptions import SerializationError, SerializerNotInstalled
+
+_PRECONDITION_FAILED = 406
 
 _DRIVERS = frozenset({"amqp", "boto3", "botocore", "kombu", "redis"})
 
@@ -25,6 +28,19 @@ def is_driver_error(error: BaseException) -> bool:
         # kombu 5.7 raises this when Redis goes away, because its poller has lost the channel.
         return _raised_in_driver(error)
     return any(_is_of_driver(base.__module__) for base in type(error).__mro__)
+
+
+def is_refusal_of_size(error: BaseException | None) -> bool:
+    """Say whether the broker refused a message because it is too long."""
+    # RabbitMQ: PRECONDITION_FAILED. SQS: a code that several faults share, so the text decides.
+    text = str(error).lower()
+    if getattr(error, "code", None) == _PRECONDITION_FAILED:
+        return "message size" in text
+    answer: dict[str, dict[str, str]] = getattr(error, "response", {})
+    code = answer.get("Error", {}).get("Code", "")
+    return "BatchRequestTooLong" in code or (
+        "InvalidParameterValue" in code and "must be shorter than" in text
+    )
 
 
 def _raised_in_driver(error: BaseException) -> bool:

@@ -10,12 +10,13 @@ import logging
 import queue
 import threading
 import time
+import uuid
 from pathlib import Path
 
-from pipeline.contract.errors import MalformedMessage, QueueUnavailable
-from pipeline.contract.messages import AttemptBeat, AttemptKey, Completion
+from pipeline.contract.errors import ErrorClass, MalformedMessage, QueueUnavailable
+from pipeline.contract.messages import AttemptBeat, AttemptKey, Completion, ErrorRecord
 from pipeline.queue.claim_checks import check_out
-from pipeline.queue.completions import OutcomePublisher
+from pipeline.queue.completions import FrameTooLong, OutcomePublisher
 from pipeline.queue.frames import decode_completions, encode_completions
 from pipeline.queue.payloads import PayloadStore
 from workers.process.vital_threads import vital
@@ -25,8 +26,10 @@ log = logging.getLogger(__name__)
 #: Long enough to gather completions that end together, short compared with any rollout.
 _LINGER_S = 0.1
 _MOST = 64
-#: Size of the bodies that keeps a message, in base64, below the limit of SQS (256 KiB).
+#: Size of the bodies in a message. The publisher measures the whole message.
 _MOST_BYTES = 180_000
+#: Longest wait for a publisher whose broker stopped answering, after the time to give up.
+_LAST_TRY_S = 30.0
 _MAX_BACKOFF_S = 5.0
 #: A completion unsent for longer than this is reported in heartbeats, so that its lease is renewed.
 _AWAY_S = 1.0
@@ -82,7 +85,7 @@ class Outbox(threading.Thread):
         self._give_up_at = time.monotonic() + timeout_s
         self._closing.set()
         self._queue.put(None)  # the end
-        self.join(timeout_s + 10)
+        self.join(timeout_s + _LAST_TRY_S)
 
     def run(self) -> None:
         """Send batches until closed."""
@@ -96,8 +99,9 @@ class Outbox(threading.Thread):
             batch, stopping = self._gather()
             batch = [self._without_large_body(completion) for completion in batch]
             while batch:
-                part = _take_part(batch)
-                self._send(part)
+                unsent = self._send(_take_part(batch))
+                if unsent:
+                    self._write_spool(unsent)
         self._publisher.close()
 
     def _gather(self) -> tuple[list[Completion], bool]:
@@ -121,6 +125,9 @@ class Outbox(threading.Thread):
     def _without_large_body(self, completion: Completion) -> Completion:
         if len(completion.body) <= self._inline_max_bytes or not completion.body:
             return completion
+        return self._by_reference(completion)
+
+    def _by_reference(self, completion: Completion) -> Completion:
         failures = 0
         while True:
             try:
@@ -133,14 +140,23 @@ class Outbox(threading.Thread):
                     log.error("%s waits for the payload store: %s", completion.label, error)
                 time.sleep(min(_MAX_BACKOFF_S, 0.1 * 2 ** min(failures, 10)))
 
-    def _send(self, part: list[Completion]) -> None:
+    def _send(self, part: list[Completion]) -> list[Completion]:
+        """Send completions; return those that were not sent when it was time to give up."""
         failures = 0
         while part:
             try:
                 self._publisher.send_completions(part)
                 for completion in part:
                     self._waiting_since.pop(completion.key, None)
-                return
+                return []
+            except FrameTooLong as error:
+                if len(part) > 1:
+                    middle = len(part) // 2
+                    return self._send(part[:middle]) + self._send(part[middle:])
+                shorter = self._shortened(part[0], str(error))
+                if shorter is part[0]:  # the payload store does not take its body either
+                    return part
+                part = [shorter]
             # Broad on purpose: if this thread ended, heartbeats would renew its attempts for ever.
             except Exception as error:
                 if not isinstance(error, QueueUnavailable):
@@ -148,8 +164,7 @@ class Outbox(threading.Thread):
                     part = self._encodable(part)
                 failures += 1
                 if time.monotonic() > self._give_up_at:
-                    self._write_spool(part)
-                    return
+                    return part
                 if failures % 10 == 1:
                     log.warning(
                         "%d completions wait for the broker: %s",
@@ -157,6 +172,15 @@ class Outbox(threading.Thread):
                         error,
                     )
                 time.sleep(min(_MAX_BACKOFF_S, 0.1 * 2 ** min(failures, 10)))
+        return []
+
+    def _shortened(self, completion: Completion, reason: str) -> Completion:
+        """Return a completion in fewer bytes: its body by reference, else a failure."""
+        log.warning("%s does not fit into a message: %s", completion.label, reason)
+        if completion.body:
+            return self._by_reference(completion)
+        # The texts of an error are bounded by the contract and always fit.
+        return _too_long(completion)
 
     def _encodable(self, part: list[Completion]) -> list[Completion]:
         """Drop completions that can never be sent; their leases end, and the rollouts run again."""
@@ -170,22 +194,33 @@ class Outbox(threading.Thread):
                 self._waiting_since.pop(completion.key, None)
         return kept
 
-    def _write_spool(self, part: list[Completion]) -> None:
+    def _write_spool(self, unsent: list[Completion]) -> None:
         self._spool.mkdir(parents=True, exist_ok=True)
-        path = self._spool / f"{part[0].label}-{len(part)}.frame"
-        path.write_bytes(encode_completions(part))
-        log.error("%d completions could not be sent and are in %s.", len(part), path)
+        path = self._spool / f"{unsent[0].label}-{len(unsent)}-{uuid.uuid4().hex[:12]}.frame"
+        # Another worker that starts here must not read a file that is half written.
+        unfinished = path.with_suffix(".part")
+        unfinished.write_bytes(encode_completions(unsent))
+        unfinished.replace(path)
+        log.error("%d completions could not be sent and are in %s.", len(unsent), path)
 
     def _send_spooled(self) -> None:
         for path in sorted(self._spool.glob("*.frame")):
             try:
-                completions, _ = decode_completions(path.read_bytes())
+                completions, malformed = decode_completions(path.read_bytes())
             except (OSError, MalformedMessage) as error:
                 log.error("The spooled completions in %s cannot be read: %s", path, error)
                 continue
-            self._send(completions)
+            unsent = self._send(completions)
+            if unsent:
+                # Those that were sent are sent again with the others, which changes nothing.
+                log.error("%d completions still wait in %s.", len(unsent), path)
+                continue
             try:
-                path.unlink(missing_ok=True)
+                if malformed:
+                    log.error("%d completions in %s cannot be read.", len(malformed), path)
+                    path.rename(path.with_suffix(".unreadable"))
+                else:
+                    path.unlink(missing_ok=True)
             except OSError as error:
                 log.error("%s was sent and cannot be removed: %s", path, error)
             log.info("%d spooled completions were sent.", len(completions))
@@ -200,3 +235,19 @@ def _take_part(batch: list[Completion]) -> list[Completion]:
         size += len(completion.body)
         part.append(completion)
     return part
+
+
+def _too_long(completion: Completion) -> Completion:
+    """Return a failure in place of a completion that fits into no message."""
+    return Completion(
+        **completion.identity,
+        worker_id=completion.worker_id,
+        purpose=completion.purpose,
+        outcome="failed",
+        error=ErrorRecord(
+            error_class=ErrorClass.CONTRACT,
+            code="completion_too_large",
+            message="Its outcome does not fit into a message of this broker. Return fewer reward "
+            "parts, or a shorter trajectory.",
+        ),
+    )
