@@ -64,7 +64,7 @@ def receive(broker: Broker, count: int) -> list[Completion]:
         try:
             delivery = consumer.receive(most=256, linger_s=0.05, timeout_s=0.2)
         except QueueUnavailable:
-            # RabbitMQ may refuse two declarations of a new queue at once; the collector tries again.
+            # RabbitMQ may refuse to declare a new queue twice at once; collectors try again.
             return False
         consumer.ack(delivery)
         received.extend(delivery.completions)
