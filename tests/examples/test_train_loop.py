@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures.stored_run import StoredRun
+from fixtures.stored_run import StoredRun, answered
 from sqlalchemy import Engine
 
 from pipeline.contract.errors import ServiceUnavailable
 from pipeline.contract.train_batch import BatchSpec
-from pipeline.contract.trajectory import TrajectoryRecord, pack_record
+from pipeline.contract.trajectory import pack_record
 from pipeline.embedded import EmbeddedServices
 from pipeline.store.engine import open_engine
 from pipeline.store.schema import upgrade
@@ -45,13 +45,13 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def answered(engine: Engine, slug: str, prompts: int = 4) -> StoredRun:
+def answered_run(engine: Engine, slug: str, prompts: int = 4) -> StoredRun:
     """A run in which each question got its right answer once and a wrong one once."""
     story = StoredRun(engine, prompts=prompts, n=2, slug=slug)
     for attempt in story.claim():
         right = attempt.rollout_index == 0
         said = attempt.payload["answer"] if right else "no"
-        body = pack_record(TrajectoryRecord(messages=[{"role": "assistant", "content": said}]))
+        body = pack_record(answered(said))
         story.record(story.succeeded(attempt, float(right), body=body, body_bytes=len(body)))
     return story
 
@@ -75,7 +75,7 @@ def run_example(folder: Path, *arguments: str) -> str:
 def test_it_trains_on_the_private_servers_of_its_folder(folder: Path):
     engine = open_engine(EmbeddedServices(folder / ".rollout", durable=False).start_postgres())
     upgrade(engine)
-    story = answered(engine, "sums")
+    story = answered_run(engine, "sums")
     shown = run_example(folder, "sums", "--groups", "2")
     assert "step 0: 2 groups, mean reward 0.500\nstep 1: 2 groups" in shown
     assert [group["state"] for group in story.groups()] == ["consumed"] * 4
@@ -114,7 +114,7 @@ class CrashingClient(TrainerClient):
 def test_a_crash_around_the_commit_trains_no_step_twice(
     example: Any, engine: Engine, tmp_path: Path, is_done: bool
 ):
-    story = answered(engine, "sums")
+    story = answered_run(engine, "sums")
     path = tmp_path / "checkpoint.json"
     crashing = CrashingClient(engine, run="sums")
     crashing.is_done = is_done
@@ -134,7 +134,7 @@ def test_a_crash_around_the_commit_trains_no_step_twice(
 def test_a_crash_before_the_checkpoint_repeats_the_step_with_the_same_groups(
     example: Any, engine: Engine, tmp_path: Path
 ):
-    answered(engine, "sums")
+    answered_run(engine, "sums")
     client = TrainerClient(engine, run="sums")
     lost = client.pull(0, BatchSpec(groups=2))
     checkpoint = example.Checkpoint.load(tmp_path / "checkpoint.json")

@@ -96,7 +96,7 @@ def test_runs_and_rollouts_are_listed(browse):
 
 
 def test_a_rollout_is_shown_with_its_error_and_its_partial_trajectory(browse):
-    assert "thought       7" in browse("get", "told-g000000-r0")
+    assert "final_answer  7" in browse("get", "told-g000000-r0")
     failed = browse("get", "told-g000001-r0")
     assert "so far" in failed
     assert "model_transport: It went wrong." in failed

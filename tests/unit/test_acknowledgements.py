@@ -37,7 +37,8 @@ def connection(pending: Pending) -> Iterator[Any]:
         return [pending.popleft() for _ in range(len(pending))]
 
     step = LastAcknowledgements(None)
-    parent = SimpleNamespace(hub=SimpleNamespace(_pop_ready=pop_all))
+    consumer = SimpleNamespace(channel=object())
+    parent = SimpleNamespace(hub=SimpleNamespace(_pop_ready=pop_all), task_consumer=consumer)
     step.start(parent)
     yield SimpleNamespace(close=lambda: step.stop(parent), open=lambda: step.start(parent))
     step.start(parent)

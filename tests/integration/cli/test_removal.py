@@ -26,7 +26,7 @@ from pipeline.store.runs import get_run
 from pipeline.trainer.client import TrainerClient
 
 #: Tables without rows of a run.
-NOT_OF_A_RUN = {"alembic_version", "processes"}
+NOT_OF_A_RUN = {"alembic_version", "markers", "processes"}
 
 
 @pytest.fixture

@@ -9,6 +9,8 @@ import pytest
 from fixtures.deployment import LEASE_S, SHORT_LEASES
 from fixtures.waiting import wait_until
 
+from pipeline.queue.broker import broker_of
+
 #: From the death of a worker until its work runs elsewhere, at most: the promise of the project.
 RECOVERY_S = LEASE_S + 5.0
 #: SQS hands messages to a dead connection, and hides them for the visibility timeout.
@@ -19,16 +21,20 @@ def labels(count: int, attempt_no: int = 1) -> list[str]:
     return [f"job-g00000{number}-r0-a{attempt_no}" for number in range(count)]
 
 
+def recovery_s(deployment) -> float:
+    return RECOVERY_SQS_S if broker_of(deployment.settings).kind == "sqs" else RECOVERY_S
+
+
 def wait_lost(deployment, count: int = 1) -> None:
     wait_until(
         lambda: len(deployment.rows("SELECT * FROM attempts WHERE state = 'lost'")) == count,
-        RECOVERY_SQS_S,
+        recovery_s(deployment),
         what=f"{count} lost attempts",
         seen=deployment.picture,
     )
 
 
-def test_work_of_a_killed_worker_runs_again_within_lease_and_five_seconds(hasty, broker_place):
+def test_work_of_a_killed_worker_runs_again_within_lease_and_five_seconds(hasty):
     hasty.start_controller()
     doomed, other = hasty.start_worker(), hasty.start_worker()
     hasty.submit(6)
@@ -39,7 +45,7 @@ def test_work_of_a_killed_worker_runs_again_within_lease_and_five_seconds(hasty,
     doomed.kill()
     wait_until(
         lambda: len(hasty.said("started")) == 6 + held["n"],
-        RECOVERY_SQS_S if broker_place.kind == "sqs" else RECOVERY_S,
+        recovery_s(hasty),
         what="its work to run again",
         seen=hasty.picture,
     )

@@ -162,7 +162,10 @@ def test_what_a_consumer_held_when_it_crashed_comes_again(
     consumer = OutcomeConsumer(broker_of(settings))
     whole = receive(consumer, lambda d: d.completions)
     consumer.close()
-    assert whole.completions == [completion_of(1), completion_of(2)]
+    # SQS delivers again once more, if this process is slower than the visibility timeout.
+    first, repeated = whole.completions[:2], whole.completions[2:]
+    assert first == [completion_of(1), completion_of(2)]
+    assert all(completion in first for completion in repeated)
 
 
 def test_closing_a_consumer_gives_back_what_it_did_not_acknowledge(broker, publisher, consumer):

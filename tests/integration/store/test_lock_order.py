@@ -93,8 +93,10 @@ class Writers:
         return self.completion(row, outcome="failed", error=error)
 
     def take_in(self, delivery: Delivery) -> None:
-        consumer: Any = None
-        collector = Collector(self.engine, consumer, self.settings, stop_attempts=lambda _: None)
+        unused: Any = None
+        collector = Collector(
+            self.engine, unused, self.settings, markers=unused, stop_attempts=lambda _: None
+        )
         collector._take_in(delivery)
 
     # The writers
