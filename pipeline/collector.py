@@ -233,7 +233,7 @@ class Collector:
                 with_markers=not is_sending,
                 grace_s=lease.grace_s,
                 alive_s=lease.lease_s,
-                keeps_order=self._consumer.keeps_order,
+                hides_s=self._consumer.hides_s,
             ),
         )
         self._reported_at, self._was_cut_off = time.monotonic(), False

@@ -84,6 +84,11 @@ class Broker:
         return self.kind != "sqs"
 
     @property
+    def hides_s(self) -> float:
+        """Seconds for which SQS hides a dead consumer's messages; 0 where order is kept."""
+        return 0.0 if self.keeps_order else float(self.transport_options["visibility_timeout"])
+
+    @property
     def counts_exactly(self) -> bool:
         """Whether `depth` is exact; SQS returns an estimate."""
         return self.kind != "sqs"

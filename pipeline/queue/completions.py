@@ -170,7 +170,7 @@ class OutcomeConsumer(_Connected):
         super().__init__(broker)
         self._delivery = Delivery()
         self._channel: Any = None
-        self.keeps_order = broker.keeps_order
+        self.hides_s = broker.hides_s
 
     def receive(self, *, most: int, linger_s: float, timeout_s: float) -> Delivery:
         """Return the messages that arrived; none after `timeout_s` without one.

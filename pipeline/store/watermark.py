@@ -14,9 +14,11 @@ from sqlalchemy import Connection, text
 
 from pipeline.contract.messages import MARKED_QUEUES, Marker
 
-#: Seconds after which an unread marker counts as lost on a broker without order: longer than SQS
-#: hides a message of a consumer that died.
-_LOST_AFTER_S = 150.0
+#: On a broker without order an unread marker counts as lost after the time for which the broker
+#: hides a dead consumer's messages, times this: the consumer may have received it somewhat later.
+_LOST_AFTER = 1.5
+#: Seconds after which a marker that does not count any more is deleted.
+_KEPT_S = 300.0
 #: The margin of a broker without order, as a part of the grace time. A single message that takes
 #: even longer costs a second execution at most.
 _MARGIN = 0.2
@@ -58,7 +60,7 @@ WITH judged AS (
     SELECT queue, max(sent_at) AS up_to FROM judged
     WHERE is_read AND NOT EXISTS (
         SELECT FROM processes WHERE kind = 'collector' AND markers_from > judged.sent_at)
-      AND (:keeps_order OR NOT EXISTS (
+      AND (:lost_after_s = 0 OR NOT EXISTS (
         SELECT FROM judged missing
         WHERE missing.queue = judged.queue AND missing.sent_at < judged.sent_at
           AND NOT missing.is_read
@@ -79,7 +81,7 @@ DELETE FROM markers WHERE (queue, sent_at, collector_id) IN (
     WHERE sent_at < greatest(
         (SELECT max(read_up_to) FROM processes WHERE kind = 'collector')
             - make_interval(secs => :margin_s),
-        now() - make_interval(secs => 2 * :lost_after_s))
+        now() - make_interval(secs => :kept_s))
     FOR UPDATE SKIP LOCKED)
 """)
 
@@ -121,7 +123,7 @@ def report_collector(
     with_markers: bool,
     grace_s: float,
     alive_s: float,
-    keeps_order: bool,
+    hides_s: float,
 ) -> CollectorReport:
     """Record that a collector is alive, advance the watermark and note the next markers.
 
@@ -135,7 +137,8 @@ def report_collector(
         with_markers: Whether it now sends a marker through each queue, with the returned time.
         grace_s: After that, markers of this long do not count; the workers reconnect meanwhile.
         alive_s: Silence after which another collector counts as dead.
-        keeps_order: Whether the broker delivers messages in order.
+        hides_s: On a broker without order, the time for which it hides a dead consumer's
+            messages before it delivers them again; 0: the broker keeps order.
     """
     values = {
         "id": collector_id,
@@ -143,9 +146,9 @@ def report_collector(
         "was_cut_off": was_cut_off,
         "grace_s": grace_s,
         "alive_s": alive_s,
-        "keeps_order": keeps_order,
-        "margin_s": 0 if keeps_order else _MARGIN * grace_s,
-        "lost_after_s": _LOST_AFTER_S,
+        "margin_s": _MARGIN * grace_s if hides_s else 0,
+        "lost_after_s": _LOST_AFTER * hides_s,
+        "kept_s": _KEPT_S,
     }
     now = connection.execute(_REPORT, values).scalar_one()
     connection.execute(_ADVANCE, values | {"queues": len(MARKED_QUEUES)})

@@ -25,7 +25,7 @@ Cli = Callable[..., Any]
 class DeliveredOnce:
     """A consumer with one delivery, and what was done with it."""
 
-    keeps_order = True
+    hides_s = 0.0
 
     def __init__(self, *frames: bytes, beats: tuple[Heartbeat, ...] = ()) -> None:
         self.delivery = Delivery(messages=[object()], heartbeats=list(beats))  # pyright: ignore[reportArgumentType]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fixtures.collectors import StoredCollector
 from fixtures.stored_run import StoredRun
 from sqlalchemy import text
 
@@ -11,7 +12,6 @@ from pipeline.queue.payloads import open_payloads
 from pipeline.reconciler import Reconciler
 from pipeline.store.engine import transact
 from pipeline.store.leases import keep_alive
-from pipeline.store.processes import report_process
 
 STRANGER = Heartbeat(worker_id="w9", sequence=1, capacity=10)
 
@@ -23,6 +23,7 @@ def test_lost_requests_are_never_blamed_for_the_death_of_any_worker(
     settings = make_settings(redis_place, lease=lease)
     reconciler = Reconciler(engine, broker_of(settings), open_payloads(settings), settings)
     story = StoredRun(engine, queue="unserved", max_lost=2)
+    collector = StoredCollector(engine)
     for attempt_no in range(1, 6):
         attempt = story.claim_one()
         assert attempt.attempt_no == attempt_no
@@ -34,7 +35,7 @@ def test_lost_requests_are_never_blamed_for_the_death_of_any_worker(
         ):
             transact(engine, lambda c, change=change: c.execute(text(change)))
         for _ in range(3):
-            transact(engine, lambda c: report_process(c, "c1", "collector", watermark_age_s=0))
+            collector.catch_up()
             reconciler.step()
         assert story.attempt(attempt)["error_code"] == "never_held"
         assert story.states() == {"queued": 1}

@@ -114,7 +114,7 @@ def test_markers_that_are_no_longer_needed_are_deleted(engine, one):
 
 
 def test_a_queue_without_order_is_read_up_to_the_first_missing_marker(engine):
-    unordered = StoredCollector(engine, "c1", keeps_order=False)
+    unordered = StoredCollector(engine, "c1", hides_s=60.0)
     first, second, third = (unordered.report().now for _ in range(3))
     for sent_at in (first, third):
         unordered.read(sent_at)
@@ -132,7 +132,7 @@ def test_a_queue_without_order_is_read_up_to_the_first_missing_marker(engine):
 
 
 def test_a_marker_that_a_queue_without_order_lost_is_not_waited_for_without_end(engine):
-    unordered = StoredCollector(engine, "c1", keeps_order=False)
+    unordered = StoredCollector(engine, "c1", hides_s=60.0)
     unordered.report()  # its marker is lost
     unordered.catch_up()
     assert unordered.watermark() is None
