@@ -24,6 +24,8 @@ from pipeline.store.watermark import read_watermark
 RECOVERY_S = LEASE_S + 25.0
 #: Messages that wait in each queue: a moment of work for the collector.
 _WAITING = 40
+#: Senders of each queue: one alone is slower than a collector, as it waits for confirmations.
+_SENDERS = 2
 
 ordered = pytest.mark.parametrize("broker_place", ["redis", "amqp"], indirect=True)
 
@@ -71,7 +73,7 @@ class Flood:
 @contextmanager
 def flood(deployment: Deployment) -> Iterator[None]:
     broker = broker_of(deployment.settings)
-    senders = [Flood(broker, queue) for queue in MARKED_QUEUES]
+    senders = [Flood(broker, queue) for queue in MARKED_QUEUES * _SENDERS]
     try:
         for sender in senders:
             assert sender.is_full.wait(30), "the collector reads faster than this test sends"
@@ -85,7 +87,7 @@ def flood(deployment: Deployment) -> Iterator[None]:
 @pytest.fixture
 def hasty(deploy: Callable[..., Deployment], broker_place: BrokerPlace) -> Deployment:
     """A deployment whose collector commits few messages at once."""
-    return deploy(broker_place, **SHORT_LEASES, collector={"batch_size": 16, "linger_ms": 5})
+    return deploy(broker_place, **SHORT_LEASES, collector={"batch_size": 4, "linger_ms": 1})
 
 
 def wait_lost(deployment: Deployment, worker_pid: int, count: int) -> None:
