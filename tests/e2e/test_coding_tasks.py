@@ -147,7 +147,7 @@ async def test_tasks_are_worked_on_in_a_pod_each(rollout, folder):
                 environment={"KUBECONFIG": fake.kubeconfig(folder)},
                 timeout_s=180,
             )
-        assert len(set(fake.deleted)) == 5
+        assert len(set(fake.deleted)) == 2 * 5  # one for the work, one for the verdict
         assert not fake.pods
     assert shown["rollouts"]["succeeded"] == 5
     assert shown["reward"]["mean"] == pytest.approx(3 / 5)

@@ -13,14 +13,16 @@ from dataclasses import asdict
 from typing import Any, ClassVar, get_type_hints
 
 from workers.agents.coding_progress import explored_path, is_edit, read_progress
-from workers.agents.coding_task import CodingTask, prepare_task, read_diff, run_tests
+from workers.agents.coding_task import CodingTask, TaskError, prepare_task
+from workers.agents.coding_verdict import NO_GIT, TestVerdict, judge, judge_in_place
+from workers.agents.task_diff import DiffRefused, read_diff
 from workers.agents.tool_calling_agent import ToolCallingAgent
 from workers.core.base_tool import BaseAgenticTool
 from workers.core.conversation import begin_trajectory
 from workers.core.interaction import end_interactions
 from workers.core.options import Options
 from workers.core.tool_prompt import tools_text
-from workers.core.tool_registry import create_tools
+from workers.core.tools_config import create_tools
 from workers.core.trajectory import StepType, Trajectory, TrajectoryStep
 from workers.sandbox.base import Sandbox, SandboxLimits
 from workers.sandbox.shared import SHARED, SandboxSettings
@@ -34,8 +36,9 @@ class CodingAgent(ToolCallingAgent):
     """Works on code with a shell, an editor and a search.
 
     The prompt may have `files`, `test_command` and the other fields of `CodingTask`; the options of
-    the same names are their defaults. With a test command the final reward is the result of the
-    tests, 1.0 or 0.0.
+    the same names are their defaults. With a test command the final reward is the verdict of the
+    tests on a clean copy plus the diff, 1.0 or 0.0; in a working directory, or a sandbox that was
+    handed in, they run in place.
 
     Args:
         max_steps: As `BaseAgent`; 60 by default.
@@ -84,18 +87,28 @@ class CodingAgent(ToolCallingAgent):
 
         Raises:
             SandboxFailure: The sandbox would not start or died.
-            ValueError: A field of the task is not of its type.
+            TaskError: A field of the task is not of its type, or the task cannot be judged.
         """
         trajectory = begin_trajectory(prompt, request_id, kwargs.get("trajectory"))
         task = CodingTask.from_prompt(prompt, self.config)
-        async with self.workspace(prompt, request_id) as sandbox:
+        settings = self.settings_for(prompt)
+        is_judged = task.test_command is not None
+        async with self.workspace(settings, request_id) as sandbox:
             base_tree = await prepare_task(task, sandbox, has_own_files=self.has_own_files)
+            if is_judged and base_tree is None and not self.judges_in_place:
+                raise TaskError(NO_GIT)
             worker = self.bound_to(sandbox, task)
             try:
                 await worker.work(trajectory, llm_generate_func)
             finally:
                 await worker.release_tools(trajectory)
-            await self.conclude(task, sandbox, base_tree, trajectory)
+            verdict, diff = await self.record_work(task, sandbox, base_tree, trajectory)
+            if is_judged and self.judges_in_place:
+                verdict = await judge_in_place(task, sandbox, base_tree)
+        # After the model's sandbox is closed, so that a rollout never has two.
+        if is_judged and verdict is None:
+            verdict = await judge(task, diff, settings)
+        self.conclude(verdict, trajectory)
         await end_interactions(self.interactions, trajectory)
         self.finalize_trajectory(trajectory)
         return trajectory
@@ -105,16 +118,25 @@ class CodingAgent(ToolCallingAgent):
         """Whether the working directory belongs to the user; one in a container does not."""
         return self.working_directory is not None and self.sandbox not in CONTAINER_KINDS
 
+    @property
+    def judges_in_place(self) -> bool:
+        """Whether no clean copy can be made: the files, or the sandbox itself, are the user's."""
+        return self.has_own_files or not isinstance(self.sandbox, str)
+
+    def settings_for(self, prompt: Mapping[str, Any]) -> SandboxSettings:
+        """Return the settings of a prompt's sandbox."""
+        return SandboxSettings.from_config(
+            {
+                "sandbox": self.sandbox,
+                "root": self.working_directory,
+                "limits": self.sandbox_limits,
+                "options": self.options_for(prompt),
+            }
+        )
+
     @asynccontextmanager
-    async def workspace(self, prompt: Mapping[str, Any], request_id: str) -> AsyncIterator[Sandbox]:
-        """Open the sandbox of one trajectory."""
-        config = {
-            "sandbox": self.sandbox,
-            "root": self.working_directory,
-            "limits": self.sandbox_limits,
-            "options": self.options_for(prompt),
-        }
-        settings = SandboxSettings.from_config(config)
+    async def workspace(self, settings: SandboxSettings, request_id: str) -> AsyncIterator[Sandbox]:
+        """Open the sandbox in which one trajectory's model works."""
         # Trajectories in one working directory share its sandbox.
         try:
             yield await SHARED.join(self, request_id, settings)
@@ -133,19 +155,27 @@ class CodingAgent(ToolCallingAgent):
         worker.config = {**self.config, "test_command": task.test_command}
         return worker
 
-    async def conclude(
+    async def record_work(
         self, task: CodingTask, sandbox: Sandbox, base_tree: str | None, trajectory: Trajectory
-    ) -> None:
-        """Record the diff and, if the task has tests, their result as the reward."""
+    ) -> tuple[TestVerdict | None, bytes]:
+        """Record phases and diff; returns the diff, and a verdict if that cannot be judged."""
         progress = read_progress(trajectory, task.test_command)
         trajectory.metadata["phases"] = [str(phase) for phase in progress.phases]
-        if base_tree is not None:
-            # Before the tests run, because files that the tests write are not the model's work.
-            trajectory.metadata["diff"] = await read_diff(sandbox, base_tree)
-        if task.test_command:
-            result = await run_tests(task, sandbox, base_tree)
-            trajectory.metadata["tests"] = asdict(result)
-            trajectory.final_reward = 1.0 if result.passed else 0.0
+        if base_tree is None:
+            return None, b""
+        try:
+            diff = await read_diff(sandbox, base_tree)
+        except DiffRefused as refusal:
+            trajectory.metadata["diff"] = ""
+            return (TestVerdict(False, str(refusal)) if task.test_command else None), b""
+        trajectory.metadata["diff"] = diff.decode(errors="replace")
+        return None, diff
+
+    def conclude(self, verdict: TestVerdict | None, trajectory: Trajectory) -> None:
+        """Record the verdict, if the task has tests, as the reward."""
+        if verdict is not None:
+            trajectory.metadata["tests"] = asdict(verdict)
+            trajectory.final_reward = 1.0 if verdict.passed else 0.0
 
     def create_system_prompt(self) -> str:
         """Return the instructions: the order of work, and the tools in text mode."""

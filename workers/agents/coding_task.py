@@ -1,8 +1,8 @@
-"""A coding task in a sandbox: its files are written, its diff is read, its tests are run.
+"""A coding task in a sandbox: its fields, and the files that are in place before the model's work.
 
-Used by the coding agents before and after the model's work. All steps are commands in the sandbox,
-so they are the same for a local sandbox, a container and a pod. A failing command of this module is
-a `SandboxFailure`, never a result of the model's work.
+Used by the coding agents and by `coding_verdict`. All steps are commands in the sandbox, so they
+are the same for a local sandbox, a container and a pod. A failing command of this module is a
+`SandboxFailure`, never a result of the model's work. Must not: run the task's tests.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import io
 import os
-import shlex
 import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,17 +18,17 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from workers.agents.evidence import TestRunner
+from workers.agents.task_diff import take_base_tree
 from workers.sandbox.base import CommandResult, Sandbox, SandboxFailure
 from workers.sandbox.workspace import check_root
 
 MAX_REPOSITORY_BYTES = 512 * 1024**2
-MAX_OUTPUT_CHARS = 8000
-_NOT_FOUND = 127
-_EXCLUDED_FROM_DIFF = ("__pycache__/**", "*.pyc", ".pytest_cache/**", "node_modules/**")
-_GIT = (
-    "git -c safe.directory='*' -c user.name=task -c user.email=task@localhost "
-    "-c core.hooksPath=/dev/null -c core.fsmonitor=false -c core.autocrlf=false"
-)
+_PYTHON = "import os, sys; print(os.path.dirname(sys.executable)); print(*sys.version_info[:3])"
+
+
+class TaskError(ValueError):
+    """The task itself cannot be worked on or judged; its author has to act, a retry cannot help."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +40,16 @@ class CodingTask:
         repository: A local directory that is copied in before the files; for a container that has
             a repository already, None.
         setup_command: Run once before the work begins; its changes do not belong to the diff.
-        test_command: Exit code 0 is a pass; None gives no reward.
+        test_command: Runs the tests; None gives no reward.
         test_files: Path to content, written before the tests run; existing files are replaced.
-        restored_paths: Paths restored to their first state before the tests run.
+        restored_paths: Paths whose changes do not count.
         test_timeout_s: Longest run of the tests; after it they have failed.
+        test_runner: Program that leaves a record of the tests; `auto` finds it in the command, and
+            with `none` only the exit code counts.
+        required_tests: Tests that must pass; then failures of other tests do not matter.
+        allow_paths: Globs of protected paths that the model may change.
+        python: Interpreter, by name or path in the sandbox; its folder comes first in PATH.
+        gold_patch: A diff that solves the task, for `rollout task check` and the control run.
     """
 
     files: Mapping[str, str] = field(default_factory=dict)
@@ -54,13 +59,18 @@ class CodingTask:
     test_files: Mapping[str, str] = field(default_factory=dict)
     restored_paths: Sequence[str] = ()
     test_timeout_s: float = 600.0
+    test_runner: TestRunner = "auto"
+    required_tests: Sequence[str] = ()
+    allow_paths: Sequence[str] = ()
+    python: str | None = None
+    gold_patch: str | None = None
 
     @classmethod
     def from_prompt(cls, prompt: Mapping[str, Any], defaults: Mapping[str, Any]) -> CodingTask:
         """Take the fields that a prompt has, else those of the agent's options.
 
         Raises:
-            ValueError: A field is not of its type.
+            TaskError: A field is not of its type.
         """
         given = {
             name: prompt[name] if prompt.get(name) is not None else defaults.get(name)
@@ -72,22 +82,10 @@ class CodingTask:
         except ValidationError as error:
             problem = error.errors(include_url=False)[0]
             field_path = ".".join(map(str, problem["loc"]))
-            raise ValueError(f"the task's {field_path} is wrong: {problem['msg']}") from None
+            raise TaskError(f"the task's {field_path} is wrong: {problem['msg']}") from None
 
 
 _CODING_TASK = TypeAdapter(CodingTask)
-
-
-@dataclass(frozen=True)
-class TestVerdict:
-    """The result of the task's tests."""
-
-    __test__ = False  # pytest takes classes named Test... for test cases
-
-    passed: bool
-    exit_code: int
-    timed_out: bool
-    output: str
 
 
 async def prepare_task(task: CodingTask, sandbox: Sandbox, *, has_own_files: bool) -> str | None:
@@ -103,46 +101,17 @@ async def prepare_task(task: CodingTask, sandbox: Sandbox, *, has_own_files: boo
 
     Raises:
         SandboxFailure: A command failed.
+        TaskError: The task's interpreter does not run.
     """
     if task.repository is not None:
         archive = await asyncio.to_thread(_pack, task.repository)
         await _checked(sandbox, ["tar", "-xf", "-"], "copy the repository", stdin=archive)
+    if task.python is not None:
+        await _choose_python(task.python, sandbox)
     await write_files(task.files, sandbox)
     if task.setup_command:
         await _checked(sandbox, task.setup_command, "run the setup command")
-    return await _base_tree(sandbox, may_create=not has_own_files)
-
-
-async def read_diff(sandbox: Sandbox, base_tree: str) -> str:
-    """Return all changes since the base, new files included, as `git apply` takes them.
-
-    The diff is empty if nothing changed, or if the model destroyed the repository.
-    """
-    diff = f"{_GIT} diff --cached --binary --no-color --no-ext-diff {base_tree}"
-    result = await sandbox.run(f"{_staged(base_tree)} && {diff}")
-    return result.stdout if result.succeeded and not result.truncated else ""
-
-
-async def run_tests(task: CodingTask, sandbox: Sandbox, base_tree: str | None) -> TestVerdict:
-    """Put the task's own tests in place and run them.
-
-    Raises:
-        SandboxFailure: The sandbox died, or the tests could not be put in place.
-    """
-    if task.restored_paths and base_tree is not None:
-        paths = " ".join(map(shlex.quote, task.restored_paths))
-        command = f"rm -rf -- {paths} && {_GIT} checkout {base_tree} -- {paths}"
-        if not (await sandbox.run(command)).succeeded:
-            # This fails only if the model destroyed the repository, so the tests have failed.
-            return TestVerdict(False, 1, False, "the tests could not be restored")
-    await write_files(task.test_files, sandbox)
-    result = await sandbox.run(task.test_command or "true", timeout_s=task.test_timeout_s)
-    return TestVerdict(
-        result.succeeded,
-        result.exit_code,
-        result.timed_out,
-        f"{result.stdout}{result.stderr}"[-MAX_OUTPUT_CHARS:],
-    )
+    return await take_base_tree(sandbox, may_create=not has_own_files)
 
 
 async def write_files(files: Mapping[str, str], sandbox: Sandbox) -> None:
@@ -158,28 +127,18 @@ async def write_files(files: Mapping[str, str], sandbox: Sandbox) -> None:
             raise SandboxFailure(f"The task's file {path} could not be written: {error}") from error
 
 
-async def _base_tree(sandbox: Sandbox, *, may_create: bool) -> str | None:
-    """Return the present state as a git tree; creates a repository where there is none."""
-    inside = await sandbox.run(f"{_GIT} rev-parse --show-toplevel")
-    if inside.exit_code == _NOT_FOUND or (not inside.succeeded and not may_create):
-        return None
-    if not inside.succeeded:
-        create = f"{_GIT} init -q && {_GIT} add -A && {_GIT} commit -q --allow-empty -m base"
-        await _checked(sandbox, create, "create a repository")
-    tree = await _checked(sandbox, f"{_staged('HEAD')} && {_GIT} write-tree", "read its state")
-    return tree.stdout.strip()
-
-
-def _staged(base: str) -> str:
-    """Return the command that stages the present state in a separate index.
-
-    The model's own index is neither read nor changed, even in the middle of a merge.
-    """
-    excluded = " ".join(shlex.quote(f":(exclude,glob)**/{path}") for path in _EXCLUDED_FROM_DIFF)
-    return (
-        "GIT_INDEX_FILE=$(mktemp -d)/index && export GIT_INDEX_FILE && "
-        f"{_GIT} read-tree {base} && {_GIT} add -A -- . {excluded}"
-    )
+async def _choose_python(name: str, sandbox: Sandbox) -> None:
+    """Put the folder of the task's interpreter first in the commands' PATH."""
+    result = await sandbox.run([name, "-c", _PYTHON])
+    folder, _, _ = result.stdout.partition("\n")
+    if not result.succeeded or not folder:
+        reason = (result.stderr or result.stdout).strip()[-500:]
+        raise TaskError(
+            f"The task's interpreter {name!r} does not run in the sandbox (exit code "
+            f"{result.exit_code}): {reason} Use an image that has it, or name its folder in "
+            "sandbox_options.readable."
+        )
+    sandbox.search_path = folder
 
 
 async def _checked(

@@ -1,9 +1,9 @@
 """A plain async function as an agent, with its model calls and tool calls recorded.
 
 Made by `registry.register_agent`. The function is `async def solve(prompt, llm, ...)`. It may also
-have the parameters `tools`, `request_id`, `trajectory` and `config`. Further parameters need a
-default; they are options of the agent. Must not: change the messages that the function sends to the
-model, or turn its exceptions into an answer.
+have the parameters `tools`, `request_id`, `trajectory`, `config` and `endpoint`. Further parameters
+need a default; they are options of the agent. Must not: change the messages that the function sends
+to the model, or turn its exceptions into an answer.
 """
 
 from __future__ import annotations
@@ -11,18 +11,21 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
 from typing import Any, ClassVar
 
 from workers.core.base_agent import BaseAgent
 from workers.core.call_parser import CallParseError, parse_json_arguments
 from workers.core.conversation import begin_trajectory, content_chars, message_text
+from workers.core.endpoint import open_endpoint
 from workers.core.model_response import ModelResponse, NativeToolCall
 from workers.core.options import Options, options_of
 from workers.core.reply_parser import read_reply, whole_reply
 from workers.core.tool_schemas import ToolResult
 from workers.core.trajectory import StepType, Trajectory, TrajectoryStep
 
-ARGUMENTS = ("tools", "request_id", "trajectory", "config")
+ENDPOINT = "endpoint"
+ARGUMENTS = ("tools", "request_id", "trajectory", "config", ENDPOINT)
 ANSWER_KEYS = ("answer", "content")
 
 logger = logging.getLogger(__name__)
@@ -106,6 +109,7 @@ class BoundTool:
         return ToolResult(
             success=step.metadata["execution_successful"],
             result=step.tool_result,
+            shown=step.content,
             error=step.metadata.get("error"),
             metrics=step.metadata.get("metrics", {}),
         )
@@ -170,10 +174,14 @@ class FunctionAgent(BaseAgent):
             "trajectory": trajectory,
             "config": self.config,
         }
-        wanted = {name: offered[name] for name in self.wanted}
+        wanted = {name: offered[name] for name in self.wanted if name in offered}
         wanted |= {name: self.config[name] for name in self.option_names if name in self.config}
         try:
-            given = await type(self).function(prompt, llm, **wanted)
+            async with AsyncExitStack() as stack:
+                if ENDPOINT in self.wanted:
+                    opened = open_endpoint(llm_generate_func, llm)
+                    wanted[ENDPOINT] = await stack.enter_async_context(opened)
+                given = await type(self).function(prompt, llm, **wanted)
         finally:
             await self.release_tools(trajectory)
         if llm.n_calls == 0:
@@ -185,9 +193,9 @@ class FunctionAgent(BaseAgent):
     def _report_no_call(self) -> None:
         """Say that no model call was recorded: as an error if calls are required, else once."""
         text = (
-            f"agent {type(self).__name__!r} ended without a model call through `llm`. Calls of a "
+            f"agent {type(self).__name__!r} ended without a recorded model call. Calls of a "
             "client of its own are not recorded, limited or counted, and no trainer can use them. "
-            "Give the framework a model that calls `await llm(messages)`."
+            "Ask for the parameter `endpoint`, and give it to the framework as its model's server."
         )
         if self.config.get("require_model_calls"):
             raise AnswerShapeError(text)
@@ -249,7 +257,8 @@ def agent_class_of(name: str, function: Callable[..., Any]) -> type[FunctionAgen
         if item in positional or item.kind is item.VAR_POSITIONAL:
             continue
         if item.kind is item.VAR_KEYWORD:
-            wanted = list(ARGUMENTS)
+            # An endpoint is made only for a function that names it.
+            wanted += [name for name in ARGUMENTS if name not in (*wanted, ENDPOINT)]
         elif item.name in ARGUMENTS:
             wanted.append(item.name)
         elif item.default is not item.empty:

@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from workers.agents.coding_agent import CONTAINER_KINDS, CodingAgent, last_answer
-from workers.agents.coding_task import CodingTask
+from workers.agents.coding_verdict import TestVerdict
 from workers.core.options import Options
 from workers.core.trajectory import StepType, Trajectory, TrajectoryStep
-from workers.sandbox.base import Sandbox
 
 
 class SWEAgent(CodingAgent):
@@ -65,15 +64,13 @@ class SWEAgent(CodingAgent):
             )
         return self.sandbox_options
 
-    async def conclude(
-        self, task: CodingTask, sandbox: Sandbox, base_tree: str | None, trajectory: Trajectory
-    ) -> None:
-        """Record the result of the tests, and the diff as the final answer.
+    def conclude(self, verdict: TestVerdict | None, trajectory: Trajectory) -> None:
+        """Record the verdict, and the diff as the final answer.
 
         The stop reason stays; after a limit the diff is the work so far.
         """
         reason = self.decide_stop(trajectory) or "answered"
-        await super().conclude(task, sandbox, base_tree, trajectory)
+        super().conclude(verdict, trajectory)
         trajectory.metadata["summary"] = last_answer(trajectory)
         diff = trajectory.metadata.get("diff", "")
         trajectory.metadata["stop_reason"] = reason

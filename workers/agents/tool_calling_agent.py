@@ -9,16 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from workers.core.base_agent import BaseAgent, count_call
+from workers.core.base_agent import BaseAgent
 from workers.core.call_formats import AUTO, TOOL_FORMATS
 from workers.core.conversation import begin_trajectory
 from workers.core.interaction import end_interactions, respond_to_answer
-from workers.core.labelled_text import ReplyFormat
+from workers.core.reply_format import ReplyFormat
 from workers.core.tool_schemas import ToolResult
-from workers.core.trajectory import StepType, Trajectory, TrajectoryStep
-
-#: The name under which calls that could not be read are counted among the tools of a trajectory.
-LOST_CALLS = "(unreadable call)"
+from workers.core.trajectory import LOST_CALLS, StepType, Trajectory, TrajectoryStep
 
 
 class ToolCallingAgent(BaseAgent):
@@ -170,9 +167,8 @@ class ToolCallingAgent(BaseAgent):
         """End the trajectory after too many unusable replies, else send the model a reminder."""
         lost = steps[-1].metadata.get("lost_call")
         if lost is not None:
-            was_told = LOST_CALLS in trajectory.metadata.get("tools", {})
-            count_call(trajectory, LOST_CALLS, ToolResult(success=False, error=lost))
-            if not was_told:
+            count = trajectory.metadata[LOST_CALLS] = trajectory.metadata.get(LOST_CALLS, 0) + 1
+            if count == 1:
                 trajectory.add_step(TrajectoryStep(StepType.OBSERVATION, self.correction(lost)))
                 return
         if lost is not None or unusable_replies >= self.max_consecutive_thoughts:

@@ -20,6 +20,8 @@ Command = str | Sequence[str]
 TIMEOUT_EXIT_CODE = 124
 #: Exit code of a command whose processes together used too much memory.
 OUT_OF_MEMORY_EXIT_CODE = 137
+#: Exit code of a command that used up the disk quota, as after SIGXFSZ.
+DISK_FULL_EXIT_CODE = 153
 
 
 class SandboxFailure(RuntimeError):
@@ -28,7 +30,7 @@ class SandboxFailure(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class SandboxLimits:
-    """Limits of each command, not of the sandbox's whole life.
+    """Limits of each command; `disk_bytes` alone is one of the sandbox's whole life.
 
     Args:
         wall_s: Longest wall-clock time of a command, and its default.
@@ -37,6 +39,7 @@ class SandboxLimits:
         processes: Processes and threads at one time.
         output_bytes: Bytes kept of each of stdout and stderr; head and tail survive a cut.
         file_bytes: Largest file a process may write, and the largest one read back.
+        disk_bytes: Bytes that the sandbox's folders may hold beyond what they held at first.
     """
 
     wall_s: float = 60.0
@@ -45,6 +48,7 @@ class SandboxLimits:
     processes: int = 128
     output_bytes: int = 256 * 1024
     file_bytes: int = 256 * 1024**2
+    disk_bytes: int = 1024**3
 
     def __post_init__(self) -> None:
         """Refuse limits under which nothing could run."""
@@ -79,9 +83,11 @@ class Sandbox(ABC):
     """A place where untrusted commands run on a directory of their own.
 
     `local_files` is the root as a directory of this machine; None where it is elsewhere.
+    `search_path` is a folder that comes first in the PATH of all commands; empty for none.
     """
 
     local_files: ConfinedFolder | None = None
+    search_path: str = ""
 
     @property
     @abstractmethod

@@ -16,9 +16,11 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, BinaryIO, NamedTuple
 
 from workers.sandbox.base import (
+    DISK_FULL_EXIT_CODE,
     OUT_OF_MEMORY_EXIT_CODE,
     TIMEOUT_EXIT_CODE,
     CommandResult,
@@ -26,6 +28,7 @@ from workers.sandbox.base import (
     SandboxLimits,
 )
 from workers.sandbox.capture import BoundedCapture
+from workers.sandbox.disk_quota import DiskQuota
 from workers.sandbox.process_table import tree_memory
 
 #: Of commands: the worker's event loop must stay ahead of what it runs.
@@ -66,7 +69,7 @@ class FinishedChild(NamedTuple):
     Args:
         result: The command's result.
         status: The report; empty without a status pipe.
-        was_killed: Whether it ran out of time or memory.
+        was_killed: Whether it ran out of time, memory or disk.
     """
 
     result: CommandResult
@@ -75,35 +78,71 @@ class FinishedChild(NamedTuple):
 
 
 async def run_child(
-    spec: ChildSpec, limits: SandboxLimits, *, stdin: bytes | None, timeout_s: float | None
+    spec: ChildSpec,
+    limits: SandboxLimits,
+    *,
+    stdin: bytes | None,
+    timeout_s: float | None,
+    quota: DiskQuota | None = None,
 ) -> FinishedChild:
     """Run a child until it ends or its time is over; nothing it started is left behind.
 
-    A child whose processes together hold more than `limits.memory_bytes` is killed as well. That is
-    checked every quarter of a second, so for that long they may hold more.
+    A child whose processes together hold more than `limits.memory_bytes`, or that uses up the
+    quota, is killed as well. That is checked every quarter of a second, so for that long it may use
+    more. The quota is also checked at the end.
 
     Args:
         spec: What to start.
         limits: What it may use.
         stdin: Bytes to feed; None is an empty input.
         timeout_s: Wall-clock time, bounded by `limits.wall_s`, its default.
+        quota: The disk quota of the sandbox.
 
     Raises:
         SandboxFailure: The child would not start.
     """
     started = time.monotonic()
     wall_s = limits.bound_wall_s(timeout_s)
+    disk_bytes = quota.allowed_bytes if quota else 0
     child = _Child(spec, limits.output_bytes, stdin)
-    timed_out = out_of_memory = False
+    excess: _Excess | None = None
     try:
         while not await child.wait_exited(min(_CHECK_S, started + wall_s - time.monotonic())):
-            timed_out = time.monotonic() - started >= wall_s
-            out_of_memory = not timed_out and child.memory() > limits.memory_bytes
-            if timed_out or out_of_memory:
+            running_s = time.monotonic() - started
+            if running_s >= wall_s:
+                excess = _Excess.TIME
+            elif child.memory() > limits.memory_bytes:
+                excess = _Excess.MEMORY
+            elif quota and await quota.is_exceeded(disk_bytes, child.pid, running_s):
+                excess = _Excess.DISK
+            if excess:
                 break
     finally:
         await child.end()
-    return child.finished(timed_out, out_of_memory, time.monotonic() - started)
+    duration_s = time.monotonic() - started
+    if quota and not excess and await quota.is_exceeded(disk_bytes, 0, duration_s, has_ended=True):
+        excess = _Excess.DISK
+    return child.finished(excess, limits, duration_s)
+
+
+class _Excess(Enum):
+    """A limit that a child exceeded, with its exit code."""
+
+    TIME = TIMEOUT_EXIT_CODE
+    MEMORY = OUT_OF_MEMORY_EXIT_CODE
+    DISK = DISK_FULL_EXIT_CODE
+
+    def notice(self, limits: SandboxLimits) -> str:
+        """Return the line that is added to stderr."""
+        if self is _Excess.MEMORY:
+            return "\n[killed: its processes together used too much memory]\n"
+        if self is _Excess.DISK:
+            megabytes = limits.disk_bytes // 1024**2
+            return (
+                f"\n[killed: the sandbox's disk quota of {megabytes} MB is used up; delete files "
+                "that are not needed]\n"
+            )
+        return ""
 
 
 class _Reader:
@@ -171,6 +210,11 @@ class _Child:
         self._status = _Reader(status, _STATUS_BYTES) if status else None
         self._stdin = None if stdin is None else _Writer(self._process.stdin, stdin)
 
+    @property
+    def pid(self) -> int:
+        """The child's process id; nobody else's until `end`."""
+        return self._process.pid
+
     async def wait_exited(self, timeout_s: float) -> bool:
         """Wait until the child itself has exited; returns whether it has."""
         try:
@@ -205,26 +249,25 @@ class _Child:
                 pipe.close()
             self._process.wait()
 
-    def finished(self, timed_out: bool, out_of_memory: bool, duration_s: float) -> FinishedChild:
+    def finished(
+        self, excess: _Excess | None, limits: SandboxLimits, duration_s: float
+    ) -> FinishedChild:
         """Return the outcome, once `end` is through."""
         out, err = self._stdout.capture, self._stderr.capture
         code, stderr = self._process.returncode, err.text()
         code = code if code >= 0 else 128 - code
-        if timed_out:
-            code = TIMEOUT_EXIT_CODE
-        elif out_of_memory:
-            code = OUT_OF_MEMORY_EXIT_CODE
-            stderr += "\n[killed: its processes together used too much memory]\n"
+        if excess:
+            code, stderr = excess.value, stderr + excess.notice(limits)
         result = CommandResult(
             exit_code=code,
             stdout=out.text(),
             stderr=stderr,
-            timed_out=timed_out,
+            timed_out=excess is _Excess.TIME,
             truncated=out.is_truncated or err.is_truncated,
             duration_s=duration_s,
         )
         status = self._status.capture.text() if self._status else ""
-        return FinishedChild(result, status, timed_out or out_of_memory)
+        return FinishedChild(result, status, excess is not None)
 
 
 def _start(spec: ChildSpec, *, has_stdin: bool) -> tuple[subprocess.Popen[bytes], BinaryIO | None]:

@@ -115,7 +115,9 @@ class ContainerSandbox(Sandbox):
         folder = shlex.quote(self._path(cwd or "."))
         # A fixed number of bytes: not every protocol can say where an input ends.
         feed = "" if stdin is None else f"head -c {len(stdin)} | "
-        words = [*_ulimits(self._limits), f"cd -- {folder} || exit 126", feed + _RUN_ALONE]
+        path = shlex.quote(self.search_path)
+        words = [f"PATH={path}:$PATH; export PATH"] if self.search_path else []
+        words += [*_ulimits(self._limits), f"cd -- {folder} || exit 126", feed + _RUN_ALONE]
         script = "; ".join(words)
         async with self._one_at_a_time:
             return await self._run(["sh", "-c", script, "sh", *argv], stdin, timeout_s)

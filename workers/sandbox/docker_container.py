@@ -28,6 +28,8 @@ DEFAULT_IMAGE = "python:3.11-slim"
 DEFAULT_LIFETIME_S = 4 * 3600.0
 _API_TIMEOUT_S = 60
 _CHUNK = 64 * 1024
+#: In docker's refusal of a quota: only XFS, mounted with `pquota`, has one for overlay2.
+_NO_QUOTA = "storage-opt"
 
 
 class DockerSandbox(ContainerSandbox):
@@ -56,7 +58,8 @@ class DockerSandbox(ContainerSandbox):
 
         Args:
             root: Working directory in the container; made if it is not there.
-            limits: What commands may use; memory and processes bound the container.
+            limits: What commands may use; memory and processes bound the container, and the disk
+                does where docker's storage driver can.
             image: Image to start; it must have a shell and `sleep`.
             base_url: Where docker listens; None reads DOCKER_HOST and its like.
             network: Whether the container gets the default network.
@@ -98,13 +101,15 @@ class DockerSandbox(ContainerSandbox):
         client = _connect(base_url)
         try:
             _remove_leftovers(client)
-            created = client.create_container(
-                image,
-                ["sleep", str(int(lifetime_s))],
+            created = _create(
+                client,
+                options,
+                limits.disk_bytes,
+                image=image,
+                command=["sleep", str(int(lifetime_s))],
                 working_dir=root,
                 labels=labels,
                 user=user,
-                host_config=client.create_host_config(**options),
             )
             sandbox = cls(client, created["Id"], root, limits)
             try:
@@ -173,6 +178,23 @@ def _connect(base_url: str | None) -> Any:
     if base_url is not None:
         return docker.APIClient(base_url=base_url, timeout=_API_TIMEOUT_S, version="auto")
     return docker.from_env(timeout=_API_TIMEOUT_S, version="auto").api
+
+
+def _create(client: Any, options: dict[str, Any], disk_bytes: int, **arguments: Any) -> Any:
+    """Create a container, with a disk quota where docker's storage can hold one."""
+    from docker.errors import APIError
+
+    # For other drivers the size includes the image, which may be larger than the quota.
+    if client.info().get("Driver") == "overlay2":
+        quota = {"storage_opt": {"size": str(disk_bytes)}}
+        try:
+            return client.create_container(
+                host_config=client.create_host_config(**options, **quota), **arguments
+            )
+        except APIError as error:
+            if _NO_QUOTA not in str(error):
+                raise
+    return client.create_container(host_config=client.create_host_config(**options), **arguments)
 
 
 def _remove_leftovers(client: Any) -> None:

@@ -93,7 +93,8 @@ class KubernetesSandbox(ContainerSandbox):
 
         Args:
             root: Working directory in the pod; made if it is not there.
-            limits: What commands may use; memory bounds the pod.
+            limits: What commands may use; memory and disk bound the pod, which the cluster evicts
+                when it uses more disk.
             image: Image of the pod; it must have a shell and `sleep`.
             namespace: Where the pod is created.
             configuration: A `kubernetes.client.Configuration`; None reads the cluster's own or the
@@ -230,7 +231,7 @@ def _pod_spec(
     bounds = {
         "cpu": f"{round(cpus * 1000)}m",
         "memory": str(limits.memory_bytes),
-        "ephemeral-storage": str(max(limits.file_bytes * 4, 1024**3)),
+        "ephemeral-storage": str(limits.disk_bytes),
     }
     return {
         "restartPolicy": "Never",

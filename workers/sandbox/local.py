@@ -15,6 +15,7 @@ from workers.sandbox import reaper
 from workers.sandbox.base import Command, CommandResult, Sandbox, SandboxFailure, SandboxLimits
 from workers.sandbox.child_process import ChildSpec, FinishedChild, run_child
 from workers.sandbox.command_line import clean_environment, limited_command
+from workers.sandbox.disk_quota import DiskQuota
 from workers.sandbox.file_view import FileView, make_file_view, python_path
 from workers.sandbox.process_table import kill_group
 from workers.sandbox.workspace import Workspace
@@ -36,6 +37,11 @@ class LocalSandbox(Sandbox):
         self.limits = limits
         self.workspace = Workspace(root, limits.file_bytes)
         self.local_files = self.workspace.files
+        self.quota = DiskQuota(
+            (self.workspace.root, self.workspace.scratch),
+            limits.disk_bytes,
+            was_given=root is not None,
+        )
         self.closed = False
 
     @property
@@ -56,7 +62,9 @@ class LocalSandbox(Sandbox):
         if self.closed:
             raise SandboxFailure("The sandbox is closed.")
         child = self.child_of(command, cwd or ".", env)
-        finished = await run_child(child, self.limits, stdin=stdin, timeout_s=timeout_s)
+        finished = await run_child(
+            child, self.limits, stdin=stdin, timeout_s=timeout_s, quota=self.quota
+        )
         self.check_end(finished)
         return finished.result
 
@@ -116,7 +124,8 @@ class ConfinedSandbox(LocalSandbox):
     def child_of(self, command: Command, cwd: str, env: Mapping[str, str] | None) -> ChildSpec:
         """Return the program that makes the namespaces, with the command inside."""
         inner = limited_command(command, self.limits, cwd=os.path.join(self.root, cwd))
-        clean = clean_environment(home="/tmp", search_path=python_path(), extra=env)
+        path = ":".join(filter(None, (self.search_path, python_path())))
+        clean = clean_environment(home="/tmp", search_path=path, extra=env)
         return ChildSpec(
             argv=[*self.prefix, *inner],
             # The mark is for the reaper alone: the program takes it out of the command's own.
@@ -130,7 +139,7 @@ class ConfinedSandbox(LocalSandbox):
         """Raise `SandboxFailure` unless the command's end was reported.
 
         Without a report, the program that made the namespaces failed or was killed, unless the
-        command ran out of time or memory.
+        command ran out of time, memory or disk.
         """
         if not finished.was_killed and '"exit-code"' not in finished.status:
             program, result = os.path.basename(self.prefix[0]), finished.result

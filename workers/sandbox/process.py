@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +18,7 @@ from workers.sandbox import reaper
 from workers.sandbox.base import Command, CommandResult, SandboxLimits
 from workers.sandbox.child_process import ChildSpec
 from workers.sandbox.command_line import clean_environment, limited_command
+from workers.sandbox.file_view import python_path
 from workers.sandbox.local import LocalSandbox
 from workers.sandbox.process_table import count_tasks, kill_group, kill_marked, kill_user
 
@@ -62,7 +62,7 @@ class ProcessSandbox(LocalSandbox):
         limited = limited_command(command, self.limits, cwd=cwd, processes=processes)
         environment = clean_environment(
             home=str(self.workspace.scratch),
-            search_path=os.path.join(sys.prefix, "bin"),
+            search_path=":".join(filter(None, (self.search_path, python_path()))),
             extra=env,
         )
         return ChildSpec(

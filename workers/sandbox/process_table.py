@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Callable
+import stat
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -47,18 +48,40 @@ def count_tasks(uid: int) -> int:
 
 def tree_memory(pid: int) -> int:
     """Return the bytes of memory that a process and its descendants do not share with files."""
-    total, waiting = 0, [pid]
-    while waiting:
-        one = waiting.pop()
-        try:
+    total = 0
+    for one in _tree(pid):
+        with contextlib.suppress(OSError, ValueError):  # the process ended meanwhile
             _, resident, shared, *_ = Path(f"/proc/{one}/statm").read_text().split()
             total += (int(resident) - int(shared)) * _PAGE_BYTES
+    return total
+
+
+def unlinked_files(pid: int, devices: Collection[int]) -> list[os.stat_result]:
+    """Return the deleted files on some devices that a process or a descendant has open.
+
+    With the process 0 there are none.
+    """
+    found: dict[int, os.stat_result] = {}
+    for one in _tree(pid) if pid else ():
+        with contextlib.suppress(OSError):
+            for fd in os.listdir(f"/proc/{one}/fd"):
+                with contextlib.suppress(OSError):
+                    each = os.stat(f"/proc/{one}/fd/{fd}")
+                    if not each.st_nlink and each.st_dev in devices and stat.S_ISREG(each.st_mode):
+                        found[each.st_ino] = each
+    return list(found.values())
+
+
+def _tree(pid: int) -> Iterator[int]:
+    """Yield a process and its descendants."""
+    waiting = [pid]
+    while waiting:
+        one = waiting.pop()
+        yield one
+        with contextlib.suppress(OSError, ValueError):  # the process ended meanwhile
             for thread in os.listdir(f"/proc/{one}/task"):
                 children = Path(f"/proc/{one}/task/{thread}/children").read_text()
                 waiting += [int(child) for child in children.split()]
-        except (OSError, ValueError):  # the process ended meanwhile
-            continue
-    return total
 
 
 def _kill(is_wanted: Callable[[int], bool]) -> None:

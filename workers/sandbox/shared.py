@@ -80,6 +80,16 @@ class SandboxSettings:
             given=None if is_kind else sandbox,
         )
 
+    async def open(self) -> Sandbox:
+        """Open a new sandbox of these settings; its caller closes it.
+
+        Raises:
+            SandboxFailure: It would not start.
+        """
+        return await open_sandbox(
+            self.kind, root=self.root, limits=self.limits, **dict(self.options)
+        )
+
 
 @dataclass(slots=True)
 class _Share:
@@ -110,12 +120,7 @@ class SharedSandboxes:
         async with share.opening:
             if share.sandbox is None:
                 try:
-                    share.sandbox = await open_sandbox(
-                        settings.kind,
-                        root=settings.root,
-                        limits=settings.limits,
-                        **dict(settings.options),
-                    )
+                    share.sandbox = await settings.open()
                 except BaseException:
                     await self._forget(key, share, tool, instance_id)
                     raise

@@ -61,6 +61,8 @@ class BashExecutorTool(BaseAgenticTool):
     ) -> ToolResult:
         """Run one command; with an exit code other than 0 the result is a failure with the output.
 
+        The result has `stdout`, `stderr`, `return_code` and `command`.
+
         Raises:
             SandboxFailure: The sandbox would not start or died.
         """
@@ -75,14 +77,14 @@ class BashExecutorTool(BaseAgenticTool):
             timeout_s=float(parameters.get("timeout") or self._timeout_s),
             env=self._env,
         )
-        return self._as_tool_result(result)
+        return self._as_tool_result(parameters["command"], result)
 
     async def release_instance(self, instance_id: str, **kwargs: Any) -> None:
         """Close the trajectory's sandbox if no other tool uses it."""
         await super().release_instance(instance_id)
         await SHARED.leave(self, instance_id, self._settings)
 
-    def _as_tool_result(self, result: CommandResult) -> ToolResult:
+    def _as_tool_result(self, command: str, result: CommandResult) -> ToolResult:
         text = cut_middle(_combined(result), self._output_chars)
         error = None
         if result.timed_out:
@@ -91,7 +93,13 @@ class BashExecutorTool(BaseAgenticTool):
             error = f"the command ended with exit code {result.exit_code}\n{text}".rstrip()
         return ToolResult(
             success=result.succeeded,
-            result=text or "(no output)",
+            result={
+                "stdout": cut_middle(result.stdout, self._output_chars),
+                "stderr": cut_middle(result.stderr, self._output_chars),
+                "return_code": result.exit_code,
+                "command": command,
+            },
+            shown=text or "(no output)",
             error=error,
             metrics={
                 "exit_code": result.exit_code,

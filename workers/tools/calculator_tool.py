@@ -18,7 +18,7 @@ from simpleeval import InvalidExpression, SimpleEval
 
 from workers.core.base_tool import BaseAgenticTool
 from workers.core.options import Options
-from workers.core.tool_schemas import ToolResult, create_openai_tool_schema
+from workers.core.tool_schemas import ToolResult, create_openai_tool_schema, result_text
 
 MAX_EXPRESSION_CHARS = 2000
 MAX_RESULT_BITS = 13_000  # below the size at which Python refuses to write an int as text
@@ -52,12 +52,16 @@ def _multiply(a: Number, b: Number) -> Number:
     return a * b
 
 
-def _power(a: Number, b: Number) -> Number:
-    if isinstance(a, int) and isinstance(b, int) and b > 0 and abs(a) > 1:
-        _check_bits(a.bit_length() * b)
-    if a == 0 and b < 0:
+def _power(base: Number, exp: Number) -> Number:
+    if isinstance(base, int) and isinstance(exp, int) and exp > 0 and abs(base) > 1:
+        _check_bits(base.bit_length() * exp)
+    if base == 0 and exp < 0:
         raise ZeroDivisionError
-    return _bounded(a**b)
+    return _bounded(base**exp)
+
+
+def _log(x: Number, base: Number = math.e) -> Number:
+    return math.log(x) if base == math.e else math.log(x, base)
 
 
 def _factorial(n: Number) -> int:
@@ -79,11 +83,11 @@ def _permute(n: Number, k: Number) -> int:
     return math.perm(_whole(n), _whole(k))
 
 
-def _round(value: Number, digits: Number = 0) -> Number:
-    places = _whole(digits)
+def _round(number: Number, ndigits: Number = 0) -> Number:
+    places = _whole(ndigits)
     if abs(places) > 300:
         raise CalculationError("round takes at most 300 digits")
-    return round(value, places) if places else round(value)
+    return round(number, places) if places else round(number)
 
 
 def _whole(value: Number) -> int:
@@ -130,11 +134,12 @@ _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
 }
-_OF_MATH = ("sqrt", "cbrt", "exp", "log", "log2", "log10", "floor", "ceil", "trunc", "fabs")
+_OF_MATH = ("sqrt", "cbrt", "exp", "log2", "log10", "floor", "ceil", "trunc", "fabs")
 _OF_MATH += ("sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh")
 _OF_MATH += ("hypot", "degrees", "radians")
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{name: getattr(math, name) for name in _OF_MATH},
+    "log": _log,
     "ln": math.log,
     "abs": abs,
     "round": _round,
@@ -162,6 +167,7 @@ _NODES = (
     ast.Compare,
     ast.IfExp,
     ast.Call,
+    ast.keyword,
     ast.Constant,
 )
 _ARITHMETIC: dict[str, Callable[..., Number]] = {
@@ -224,13 +230,15 @@ class CalculatorTool(BaseAgenticTool):
     async def execute_tool(
         self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
     ) -> ToolResult:
-        """Calculate; the result of an impossible calculation is a failure with the reason."""
+        """Calculate: `{"result": 12, "expression": "sqrt(144)"}`, or a failure with the reason."""
         if problems := self.parameter_problems(parameters):
             return ToolResult(success=False, error="; ".join(problems))
         try:
-            return ToolResult(success=True, result=self.calculate(parameters))
+            value = self.calculate(parameters)
         except CalculationError as error:
             return ToolResult(success=False, error=str(error))
+        asked = {key: parameters[key] for key in ("expression", "operation") if key in parameters}
+        return ToolResult(success=True, result={"result": value, **asked}, shown=result_text(value))
 
     def calculate(self, parameters: Mapping[str, Any]) -> Number:
         """Return the result of the parameters, rounded to the precision.

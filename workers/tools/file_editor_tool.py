@@ -82,6 +82,8 @@ class FileEditorTool(BaseAgenticTool):
     ) -> ToolResult:
         """View or change one file; a failed command changes nothing.
 
+        The result has the `path`, and the `content` of a view or the `message` of a change.
+
         Raises:
             SandboxFailure: The sandbox would not start or died.
         """
@@ -98,7 +100,8 @@ class FileEditorTool(BaseAgenticTool):
                 return ToolResult(success=False, error=f"{path}: {error}")
             except OSError as error:
                 return ToolResult(success=False, error=f"{path}: {error.strerror or error}")
-        return ToolResult(success=True, result=text)
+        kind = "content" if parameters["command"] == "view" else "message"
+        return ToolResult(success=True, result={"path": path, kind: text}, shown=text)
 
     async def release_instance(self, instance_id: str, **kwargs: Any) -> None:
         """Drop the undo history and close the trajectory's sandbox if no other tool uses it."""

@@ -70,7 +70,7 @@ async def mcp_tools(
     cwd: str | PathLike[str] | None = None,
     name_prefix: str = "",
     call_timeout_s: float = 60.0,
-) -> AsyncIterator[dict[str, BaseAgenticTool]]:
+) -> AsyncIterator[dict[str, MCPTool]]:
     """Open an MCP server's tools: tool name to tool.
 
     Args:

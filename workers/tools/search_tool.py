@@ -1,11 +1,13 @@
 """The `search` tool: find text in files, files, or directories below one directory.
 
-Used by name through the tool registry; it searches the same files as the other tools of its
-trajectory, with `text_search.py`. Must not: run longer than its time limit, whatever the pattern.
+Used by name through the tool registry, which lets it search the files of the trajectory's other
+tools. The searches are those of `text_search.py`. Must not: run longer than its time limit,
+whatever the pattern.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -52,9 +54,9 @@ class SearchTool(BaseAgenticTool):
     """Searches files.
 
     Args:
-        config: `root` (directory to search; without it, the trajectory's sandbox), `max_results`
-            (default number of matches, 50), `timeout` (seconds of one search, 10), and as for
-            `bash_executor` `sandbox`, `limits`, `options`.
+        config: `root` (directory to search; by default the working directory, or with `sandbox`
+            the trajectory's sandbox), `max_results` (default number of matches, 50), `timeout`
+            (seconds of one search, 10), and as for `bash_executor` `sandbox`, `limits`, `options`.
     """
 
     options: ClassVar[Options] = {**SANDBOX_OPTIONS, "max_results": int, "timeout": float}
@@ -62,6 +64,8 @@ class SearchTool(BaseAgenticTool):
     def __init__(self, config: Mapping[str, Any] | None = None) -> None:
         super().__init__(config, _SCHEMA)
         self._settings = SandboxSettings.from_config(self.config)
+        has_place = any(self.config.get(key) for key in ("root", "sandbox"))
+        self._is_local = self._settings.is_plain_folder or not has_place
         self._max_results = int(self.config.get("max_results", DEFAULT_RESULTS))
         self._timeout_s = float(self.config.get("timeout", DEFAULT_TIMEOUT_S))
 
@@ -69,6 +73,9 @@ class SearchTool(BaseAgenticTool):
         self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
     ) -> ToolResult:
         """Search; a search without a match is a success.
+
+        The result has the `pattern`, the `matches` as in `SearchResult`, and whether they are
+        `complete`.
 
         Raises:
             SandboxFailure: The sandbox would not start or died.
@@ -93,7 +100,9 @@ class SearchTool(BaseAgenticTool):
             return ToolResult(success=False, error=str(error))
         except OSError as error:
             return ToolResult(success=False, error=f"{query.path}: {error.strerror or error}")
-        return _as_tool_result(found)
+        if not found.matches and not found.notice and await call_sync_or_async(_is_empty, folder):
+            found.lines = ["nothing found: the directory that is searched has no files"]
+        return _as_tool_result(query.pattern, found)
 
     async def release_instance(self, instance_id: str, **kwargs: Any) -> None:
         """Close the trajectory's sandbox if no other tool uses it."""
@@ -101,7 +110,7 @@ class SearchTool(BaseAgenticTool):
         await SHARED.leave(self, instance_id, self._settings)
 
     async def _folder(self, instance_id: str) -> ConfinedFolder | None:
-        if self._settings.is_plain_folder:
+        if self._is_local:
             return ConfinedFolder(self._settings.root or ".")
         sandbox = await SHARED.join(self, instance_id, self._settings)
         return getattr(sandbox, "local_files", None)
@@ -123,12 +132,18 @@ class SearchTool(BaseAgenticTool):
         )
 
 
-def _as_tool_result(found: SearchResult) -> ToolResult:
+def _is_empty(folder: ConfinedFolder) -> bool:
+    with os.scandir(folder.root) as entries:
+        return next(entries, None) is None
+
+
+def _as_tool_result(pattern: str, found: SearchResult) -> ToolResult:
     lines = found.lines or ["nothing found"]
     if found.notice:
         lines = [*lines, f"[{found.notice}]"]
     return ToolResult(
         success=True,
-        result="\n".join(lines),
-        metrics={"matches": found.matches, "complete": not found.notice},
+        result={"pattern": pattern, "matches": found.matches, "complete": not found.notice},
+        shown="\n".join(lines),
+        metrics={"matches": len(found.matches), "complete": not found.notice},
     )

@@ -11,7 +11,7 @@ import os
 import stat
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import regex
@@ -46,10 +46,14 @@ class Query:
 
 @dataclass(slots=True)
 class SearchResult:
-    """The lines found; `notice` is the reason why the search ended early."""
+    """The matches, and the lines that show them.
 
-    lines: list[str]
-    matches: int = 0
+    A match has a `path`, and for text the `line` number and the `text` of the line. `notice` is the
+    reason why the search ended early.
+    """
+
+    lines: list[str] = field(default_factory=list[str])
+    matches: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     notice: str = ""
 
 
@@ -76,7 +80,7 @@ class _Deadline:
 def search_text(folder: ConfinedFolder, query: Query, budget_s: float) -> SearchResult:
     """Return the lines that match, each as `path:line: text`."""
     pattern = _compile(query)
-    found, deadline = SearchResult([]), _Deadline(budget_s)
+    found, deadline = SearchResult(), _Deadline(budget_s)
     try:
         for path, fd in _files(folder, query, deadline):
             text = _read_text(fd)
@@ -84,10 +88,11 @@ def search_text(folder: ConfinedFolder, query: Query, budget_s: float) -> Search
                 continue
             lines = text.split("\n")
             for number in _matching_lines(pattern, text, deadline):
-                if found.matches == query.max_results:
+                if len(found.matches) == query.max_results:
                     found.notice = f"stopped at max_results={query.max_results}"
                     return found
-                found.matches += 1
+                line = lines[number - 1][:MAX_LINE_CHARS].rstrip()
+                found.matches.append({"path": path, "line": number, "text": line})
                 found.lines += _show(path, lines, number, query.context_lines)
     except _TimeUp:
         found.notice = f"stopped after {budget_s:g} s; narrow the pattern or the path"
@@ -99,15 +104,15 @@ def search_names(
 ) -> SearchResult:
     """Return the files, or the directories, whose name or path matches."""
     matches = _name_matcher(query)
-    found, deadline = SearchResult([]), _Deadline(budget_s)
+    found, deadline = SearchResult(), _Deadline(budget_s)
     try:
         for path, is_folder in _walk_names(folder, query, deadline):
             if is_folder != folders or not matches(path, deadline):
                 continue
-            if found.matches == query.max_results:
+            if len(found.matches) == query.max_results:
                 found.notice = f"stopped at max_results={query.max_results}"
                 break
-            found.matches += 1
+            found.matches.append({"path": path})
             found.lines.append(path + "/" if is_folder else path)
     except _TimeUp:
         found.notice = f"stopped after {budget_s:g} s; narrow the pattern or the path"

@@ -1,14 +1,12 @@
 import asyncio
-import json
 import subprocess
-from typing import Any
 
 import pytest
+from fixtures.scripted_coder import ScriptedCoder
 
 from workers.agents.coding_agent import CodingAgent
 from workers.agents.swe_agent import SWEAgent
-from workers.core.model_response import ModelResponse, NativeToolCall
-from workers.core.tool_registry import create_tools
+from workers.core.tools_config import create_tools
 from workers.core.trajectory import StepType, Trajectory
 from workers.sandbox.base import SandboxFailure
 from workers.sandbox.shared import SHARED
@@ -37,25 +35,6 @@ WRONG = (
 )
 TEST = ("bash_executor", {"command": TEST_COMMAND})
 FINISH = ("finish", {"answer": "Removed the extra 1."})
-
-
-class ScriptedCoder:
-    """Makes the scripted tool calls, one a turn; answers in text when there are no more."""
-
-    def __init__(self, *calls: Any) -> None:
-        self.calls = list(calls)
-        self.requests: list[list[dict[str, Any]]] = []
-
-    async def __call__(self, messages: list[dict[str, Any]], **options: Any) -> ModelResponse:
-        self.requests.append(messages)
-        if not self.calls:
-            return ModelResponse("Done.")
-        call = self.calls.pop(0)
-        if isinstance(call, Exception):
-            raise call
-        name, arguments = call
-        native = NativeToolCall(f"c{len(self.requests)}", name, json.dumps(arguments))
-        return ModelResponse("", (native,))
 
 
 def results(trajectory: Trajectory) -> list[str]:
@@ -135,17 +114,23 @@ FAKE = "bash_executor", {"command": "sed -i 's/, 3)/, 4)/' tests/test_prices.py"
 @pytest.mark.parametrize(
     "protection",
     [
-        {"test_files": {"tests/test_prices.py": FILES["tests/test_prices.py"]}},
-        {"restored_paths": ["tests"]},
+        {},
+        {
+            "allow_paths": ["*"],
+            "test_files": {"tests/test_prices.py": FILES["tests/test_prices.py"]},
+        },
+        {"allow_paths": ["*"], "restored_paths": ["tests"]},
     ],
-    ids=lambda protection: next(iter(protection)),
+    ids=["by default", "test_files", "restored_paths"],
 )
 async def test_rewritten_tests_do_not_count(protection):
-    fooled = await SWEAgent().run_trajectory(TASK, ScriptedCoder(FAKE, FINISH), "r1")
+    allowed = {**TASK, "allow_paths": ["tests/*"]}
+    fooled = await SWEAgent().run_trajectory(allowed, ScriptedCoder(FAKE, FINISH), "r1")
     judged = await SWEAgent().run_trajectory(
         {**TASK, **protection}, ScriptedCoder(FAKE, FINISH), "r2"
     )
     assert (fooled.final_reward, judged.final_reward) == (1.0, 0.0)
+    assert judged.metadata["tests"]["left_out"] == ["tests/test_prices.py"]
 
 
 async def test_a_destroyed_repository_is_an_empty_diff_and_no_error():

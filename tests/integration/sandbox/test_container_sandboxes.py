@@ -208,6 +208,7 @@ async def test_container_has_no_privileges_no_network_and_bounds(cluster: Cluste
         assert host["SecurityOpt"] == ["no-new-privileges"]
         assert host["Memory"] == LIMITS.memory_bytes
         assert host["PidsLimit"] == LIMITS.processes
+        assert host["StorageOpt"] == {"size": str(LIMITS.disk_bytes)}
         assert not spec.get("Env")
     else:
         inner = spec["containers"][0]
@@ -217,9 +218,20 @@ async def test_container_has_no_privileges_no_network_and_bounds(cluster: Cluste
         assert inner["securityContext"]["capabilities"] == {"drop": ["ALL"]}
         assert inner["securityContext"]["allowPrivilegeEscalation"] is False
         assert inner["resources"]["limits"]["memory"] == str(LIMITS.memory_bytes)
+        assert inner["resources"]["limits"]["ephemeral-storage"] == str(LIMITS.disk_bytes)
         assert container.labels["rollout-sandbox-network"] == "deny"
         assert isinstance(cluster.fake, FakeKubernetes)
         assert set(cluster.fake.protocols) == {PROTOCOL}
+
+
+async def test_docker_without_quotas_starts_a_container_without_one() -> None:
+    require_kind("bubblewrap")
+    async with FakeDocker() as fake:
+        fake.has_quota = False
+        async with await open_sandbox("docker", limits=LIMITS, base_url=fake.url) as opened:
+            assert (await opened.run("true")).succeeded
+            (container,) = fake.containers.values()
+        assert not container.spec["HostConfig"].get("StorageOpt")
 
 
 async def test_leftovers_are_removed_on_open_and_the_living_stay(cluster: Cluster) -> None:
@@ -285,9 +297,9 @@ async def test_tools_work_in_a_container(cluster: Cluster) -> None:
     assert (await editor.execute_tool("t", create)).success
     assert (await editor.execute_tool("t", {"command": "view", "path": "src/a.py"})).success
     listed = await editor.execute_tool("t", {"command": "view", "path": "."})
-    assert listed.result == "src/\nsrc/a.py"
+    assert listed.to_text() == "src/\nsrc/a.py"
     ran = await bash.execute_tool("t", {"command": "cat src/a.py"})
-    assert ran.result == "print('hello')"
+    assert ran.to_text() == "print('hello')"
     undone = await editor.execute_tool("t", {"command": "undo_edit", "path": "src/a.py"})
     assert undone.success
     assert len(cluster.containers) == 1
@@ -303,7 +315,7 @@ async def test_trajectories_in_the_same_inner_directory_have_containers_of_their
     bash = BashExecutorTool(config)
     commands = {name: {"command": f"echo {name} >> f; cat f"} for name in ("one", "two")}
     said = await asyncio.gather(*(bash.execute_tool(n, given) for n, given in commands.items()))
-    assert [result.result for result in said] == ["one", "two"]
+    assert [result.to_text() for result in said] == ["one", "two"]
     assert len(cluster.containers) == 2
     for name in commands:
         await bash.release_instance(name)

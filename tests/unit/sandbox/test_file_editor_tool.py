@@ -36,7 +36,7 @@ def editor(root: Path) -> Editor:
 async def test_view_numbers_the_lines(editor: Editor) -> None:
     result = await editor("view", "src/a.py")
     assert result.success
-    assert result.result == "     1\tone\n     2\ttwo\n     3\tthree"
+    assert result.to_text() == "     1\tone\n     2\ttwo\n     3\tthree"
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ async def test_view_range_selects_lines(
     editor: Editor, view_range: list[int], shown: list[str]
 ) -> None:
     result = await editor("view", "src/a.py", view_range=view_range)
-    assert [line.split("\t")[1] for line in result.result.splitlines()] == shown
+    assert [line.split("\t")[1] for line in result.to_text().splitlines()] == shown
 
 
 @pytest.mark.parametrize("view_range", [[0, 2], [3, 2], [9, 10], [1], [1, 2, 3]])
@@ -58,14 +58,14 @@ async def test_impossible_view_range_is_told(editor: Editor, view_range: list[in
 
 
 async def test_view_of_a_directory_lists_two_levels_without_hidden_ones(editor: Editor) -> None:
-    assert (await editor("view", ".")).result == "src/\nsrc/a.py\nsrc/deep/"
+    assert (await editor("view", ".")).to_text() == "src/\nsrc/a.py\nsrc/deep/"
 
 
 async def test_long_file_is_cut_with_a_notice(root: Path) -> None:
     (root / "long.txt").write_text("x" * 5000)
     result = await Editor(root, max_chars=100)("view", "long.txt")
-    assert len(result.result) < 200
-    assert "use view_range" in result.result
+    assert len(result.to_text()) < 200
+    assert "use view_range" in result.to_text()
 
 
 async def test_create_makes_directories_and_undo_removes_the_file(
@@ -80,7 +80,7 @@ async def test_create_makes_directories_and_undo_removes_the_file(
 async def test_str_replace_changes_the_one_place_and_shows_it(editor: Editor, root: Path) -> None:
     result = await editor("str_replace", "src/a.py", old_str="two\n", new_str="2\n")
     assert (root / "src/a.py").read_text() == "one\n2\nthree\n"
-    assert "     2\t2" in result.result
+    assert "     2\t2" in result.to_text()
 
 
 async def test_str_replace_without_new_str_deletes(editor: Editor, root: Path) -> None:
