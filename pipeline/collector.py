@@ -25,8 +25,10 @@ from pipeline.settings import Settings
 from pipeline.store.dead_letters import add_malformed, add_unknown
 from pipeline.store.engine import transact
 from pipeline.store.faults import Fault, fault_of, reason_of, sqlstate_of
+from pipeline.store.journals import add_frames
 from pipeline.store.leases import keep_alive
 from pipeline.store.outcomes import record_outcomes
+from pipeline.store.remote_sessions import hand_over
 from pipeline.store.rescores import record_rescores
 from pipeline.store.watermark import record_markers, remove_collectors, report_collector
 
@@ -157,6 +159,9 @@ class Collector:
             if sqlstate_of(error) is None:
                 log.exception("A message cannot be taken in; it goes to the dead letters.")
             reason = f"The store refused it: {reason_of(error)}"
+            for frame in part.journal:
+                # Its calls are made again if the attempt is lost; nothing else depends on it.
+                log.warning("Calls of %s are not kept. %s", frame.label, reason)
         refused = Delivery(
             malformed=[("completion", reason, encode_completions([c])) for c in part.completions]
             + [("heartbeat", reason, b.model_dump_json().encode()) for b in part.heartbeats]
@@ -184,6 +189,10 @@ class Collector:
         return fault is None and isinstance(error, _OF_THE_MESSAGE) and not is_of_a_service
 
     def _store(self, delivery: Delivery) -> list[str]:
+        # In a transaction of its own, because it takes no locks. First, so that what an attempt
+        # recorded is there before its end, and not ignored.
+        if delivery.journal:
+            transact(self._engine, lambda c: add_frames(c, delivery.journal))
         unwanted = transact(self._engine, lambda c: self._write(c, delivery))
         # In a transaction of its own, because it locks rollouts and groups again.
         if rescored := [c for c in delivery.completions if c.purpose == "rescore"]:
@@ -205,6 +214,7 @@ class Collector:
             log.warning("A %s went to the dead letters: %s", kind, reason)
         for sentence in report.paused:
             log.warning("%s", sentence)
+        hand_over(connection, [c for c in delivery.completions if c.purpose == "handover"])
         lease_s = self._settings.lease.lease_s
         unwanted = report.stopped + keep_alive(
             connection, _latest(delivery.heartbeats), lease_s=lease_s
@@ -270,6 +280,8 @@ def _name_of(error: Exception) -> str:
 
 def _parts(delivery: Delivery) -> Iterator[Delivery]:
     yield Delivery(malformed=delivery.malformed)
+    for frame in delivery.journal:
+        yield Delivery(journal=[frame])
     for completion in delivery.completions:
         yield Delivery(completions=[completion])
     for heartbeat in delivery.heartbeats:

@@ -1,4 +1,4 @@
-"""The controller: dispatcher, collector and reconciler in one process, each in its thread.
+"""The controller: its services in one process, each in its thread.
 
 Used by `rollout controller`; each service can also run alone (`--only`), several times.
 """
@@ -13,6 +13,8 @@ from types import MappingProxyType
 
 from sqlalchemy import Engine
 
+from pipeline.agentcore.results import RemoteResults
+from pipeline.agentcore.sessions import SessionStopper
 from pipeline.collector import Collector
 from pipeline.dispatcher import Dispatcher
 from pipeline.queue.broker import broker_of
@@ -49,8 +51,22 @@ def _reconciler(engine: Engine, settings: Settings) -> Service:
     return Reconciler(engine, broker_of(settings), open_payloads(settings), settings)
 
 
+def _results(engine: Engine, settings: Settings) -> Service:
+    return RemoteResults(engine, open_payloads(settings), settings)
+
+
+def _sessions(engine: Engine, settings: Settings) -> Service:
+    return SessionStopper(engine, settings)
+
+
 SERVICES: Mapping[str, Callable[[Engine, Settings], Service]] = MappingProxyType(
-    {"collector": _collector, "dispatcher": _dispatcher, "reconciler": _reconciler}
+    {
+        "collector": _collector,
+        "dispatcher": _dispatcher,
+        "reconciler": _reconciler,
+        "results": _results,
+        "sessions": _sessions,
+    }
 )
 
 

@@ -14,12 +14,16 @@ from sqlalchemy import Connection, Engine
 
 from pipeline.contract.errors import ErrorClass, QueueUnavailable
 from pipeline.contract.messages import Completion, ErrorRecord, RolloutRequest
+from pipeline.policy_announcer import PolicyAnnouncer
 from pipeline.queue.requests import RequestPublisher
+from pipeline.replays import Replays
 from pipeline.requests import request_of
 from pipeline.rescorer import RescoreDispatcher
 from pipeline.settings import Settings
+from pipeline.store.capacity import first_not_admitted
 from pipeline.store.engine import WORK_CHANNEL, Listener, transact
 from pipeline.store.outcomes import record_outcomes
+from pipeline.store.remote_sessions import count_sessions, open_sessions
 from pipeline.store.rollouts import (
     ClaimedAttempt,
     claim,
@@ -50,6 +54,7 @@ class Dispatcher:
         self._engine = engine
         self._publisher = publisher
         self._settings = settings.dispatch
+        self._most_sessions = settings.agentcore.max_sessions
         # SQS drops a request that is older than `request_expires_s`. The lease of its attempt ends
         # only after that, so that no stale copy can run beside its successor. On the other brokers
         # an unstarted attempt is lost only when its request has left the queue.
@@ -58,6 +63,8 @@ class Dispatcher:
         self._renewed_after_s = settings.lease.grace_s / 2
         self._listener = Listener(engine, WORK_CHANNEL)
         self._rescores = RescoreDispatcher(engine, publisher, settings)
+        self._announcer = PolicyAnnouncer(engine, publisher)
+        self._replays = Replays(engine, settings)
         self._unpublished: list[_Batch] = []
         self._woken = True
 
@@ -67,6 +74,7 @@ class Dispatcher:
         self._unpublished = transact(self._engine, self._claim)
         is_idle = not self._unpublished
         self._publish()
+        self._announcer.step()
         if not self._rescores.step() and is_idle:
             self._woken = self._listener.wait(self._settings.poll_s)
 
@@ -89,6 +97,8 @@ class Dispatcher:
     def _publish(self) -> None:
         while self._unpublished:
             batch = self._unpublished[0]
+            if not batch.is_tried:
+                batch.requests = self._replays.attach(batch.requests)
             if batch.is_tried or time.monotonic() - batch.claimed_at > self._renewed_after_s:
                 self._renew(batch)
             batch.is_tried = True
@@ -126,6 +136,7 @@ class Dispatcher:
         # One batch, because claimed requests that the broker has not confirmed would grow old here.
         room = min(room, self._settings.batch_size)
         claims: list[tuple[Run, list[ClaimedAttempt]]] = []
+        free_sessions: int | None = None
         runs = active_runs(connection) if room > 0 else []
         if self._settings.runs:
             runs = [run for run in runs if run.run_id in only]
@@ -135,9 +146,18 @@ class Dispatcher:
             most = -(-room // peers)
             if run.config.max_in_flight is not None:
                 most = min(most, run.config.max_in_flight - in_flight.get(run.run_id, 0))
-            if most <= 0:
+            if run.config.agentcore is not None:
+                if free_sessions is None:
+                    free_sessions = self._most_sessions - count_sessions(connection)
+                most = min(most, free_sessions)
+            is_waiting = run.policy is not None and run.policy.mode == "pause"
+            if most <= 0 or is_waiting:
                 continue
-            claimed = claim(connection, run, most=most, lease_s=self._unstarted_lease_s)
+            end = first_not_admitted(connection, run) if run.config.is_admitted else None
+            claimed = claim(connection, run, most=most, lease_s=self._unstarted_lease_s, end=end)
+            if free_sessions is not None and run.config.agentcore is not None:
+                free_sessions -= len(claimed)
+                open_sessions(connection, run, claimed)
             room -= len(claimed)
             claims.append((run, claimed))
         set_deadlines(connection, claims)

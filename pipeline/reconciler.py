@@ -2,7 +2,7 @@
 
 A lost attempt goes through the same decision as any error. Silence counts by the database clock,
 and only up to the collectors' watermark. The reconciler also ends overdue groups, folds run
-counters and advances the clocks of runs. Must not: publish.
+counters, deletes the journals of ended rollouts and advances the clocks of runs. Must not: publish.
 """
 
 from __future__ import annotations
@@ -15,16 +15,18 @@ from datetime import datetime, timedelta
 from kombu import Connection as BrokerConnection
 from sqlalchemy import Connection, Engine, text
 
-from pipeline.contract.errors import ErrorClass, QueueUnavailable
+from pipeline.contract.errors import ErrorClass, QueueUnavailable, ServiceUnavailable
 from pipeline.contract.messages import AttemptKey, Completion, ErrorRecord
 from pipeline.departures import Departures
 from pipeline.queue.broker import Broker
 from pipeline.queue.claim_checks import find_outcomes
+from pipeline.queue.journal_frames import inline_bytes_of, journal_folder, travels_inline
 from pipeline.queue.payloads import PayloadStore
 from pipeline.retry import HELD_NO_MORE, NEVER_HELD
 from pipeline.settings import Settings
 from pipeline.store.engine import transact
 from pipeline.store.group_policy import end_overdue_groups
+from pipeline.store.journals import delete_journals, ended_journals
 from pipeline.store.leases import SilentAttempt, queues_in_flight, silent_attempts
 from pipeline.store.outcomes import OutcomeReport, record_outcomes
 from pipeline.store.run_counters import fold_run_counters
@@ -39,6 +41,8 @@ _MOST_OVERDUE = 500
 _LEAST_WATERMARK_AGE_S = 3.0
 #: Seconds between two foldings of the run counters; readers sum the rows added meanwhile.
 _FOLD_EVERY_S = 10.0
+#: Journals of ended rollouts that are deleted together, as often.
+_MOST_JOURNALS = 1000
 
 
 class Reconciler:
@@ -73,6 +77,7 @@ class Reconciler:
             )
         if time.monotonic() - self._folded_at >= _FOLD_EVERY_S:
             transact(self._engine, fold_run_counters)
+            self._delete_journals()
             self._folded_at = time.monotonic()
         time.sleep(self._settings.lease.poll_s)
 
@@ -91,6 +96,23 @@ class Reconciler:
                 cut.groups_dropped,
                 cut.cut,
             )
+
+    def _delete_journals(self) -> None:
+        """Delete the journals of rollouts that have ended: objects first, then rows."""
+        ended = transact(self._engine, lambda c: ended_journals(c, most=_MOST_JOURNALS))
+        inline_bytes = inline_bytes_of(self._settings) if ended else 0
+        try:
+            for each in ended:
+                if each.has_objects or not travels_inline(
+                    each.n_frames, each.n_bytes, inline_bytes=inline_bytes
+                ):
+                    self._payloads.delete_all(journal_folder(each.run_id, each.rollout_id))
+        except ServiceUnavailable as error:
+            log.warning("Journals of ended rollouts are not deleted yet: %s", error)
+            return
+        if ended:
+            ids = [each.rollout_id for each in ended]
+            transact(self._engine, lambda c: delete_journals(c, ids))
 
     def _give_up_silent(self) -> OutcomeReport:
         silent = transact(self._engine, self._find_silent)
@@ -135,15 +157,18 @@ class Reconciler:
             return
         queues = queues_in_flight(connection)
         self._departures.keep_only(queues)
-        broker = self._broker
+        broker, asked_at = self._broker, time.monotonic()
         try:
             if self._connection is None:
                 self._connection = broker.connect()
             for queue in queues:
-                if not broker.depth(self._connection, queue.queue, with_received=True):
-                    self._departures.note(queue, seen_at=now, before=now)
+                depth = broker.depth(self._connection, queue.queue, with_received=True)
+                # A slow broker answers later than `now`: workers announce up to then what they got.
+                seen_at = now + timedelta(seconds=time.monotonic() - asked_at)
+                if not depth:
+                    self._departures.note(queue, seen_at=seen_at, before=now)
                 elif broker.keeps_order and queue.started_up_to is not None:
-                    self._departures.note(queue, seen_at=now, before=queue.started_up_to)
+                    self._departures.note(queue, seen_at=seen_at, before=queue.started_up_to)
                 elif not broker.counts_exactly:
                     # An estimated depth may have been zero while these requests already waited.
                     self._departures.forget(queue)

@@ -115,11 +115,12 @@ def _forms(secret: str) -> set[str]:
     return forms | {quote(secret, safe="")}
 
 
-def _secrets_in(model: BaseModel) -> Iterable[str]:
-    for name in type(model).model_fields:
-        value = getattr(model, name)
-        for each in value if isinstance(value, tuple) else (value,):
-            if isinstance(each, SecretStr):
-                yield each.get_secret_value()
-            elif isinstance(each, BaseModel):
-                yield from _secrets_in(each)
+def _secrets_in(value: Any) -> Iterable[str]:
+    if isinstance(value, SecretStr):
+        yield value.get_secret_value()
+    elif isinstance(value, BaseModel):
+        for name in type(value).model_fields:
+            yield from _secrets_in(getattr(value, name))
+    elif isinstance(value, tuple | dict):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _secrets_in(each)

@@ -21,7 +21,10 @@ from pipeline.store.runs import Run
 
 def request_of(run: Run, attempt: ClaimedAttempt) -> RolloutRequest:
     """Return the message that asks a worker to run an attempt."""
-    config = run.config
+    config, policy = run.config, run.policy
+    spec = {name: getattr(config, name) for name in AttemptSpec.model_fields}
+    if policy is not None and policy.endpoints:
+        spec["base_url"] = policy.endpoints
     return RolloutRequest(
         run=run.slug,
         run_id=run.run_id,
@@ -33,7 +36,7 @@ def request_of(run: Run, attempt: ClaimedAttempt) -> RolloutRequest:
         attempt_no=attempt.attempt_no,
         label=label_of(run.slug, attempt.group_no, attempt.rollout_index, attempt.attempt_no),
         prompt=attempt.payload,
-        **{name: getattr(config, name) for name in AttemptSpec.model_fields},
+        **spec,
         scored=tuple(
             error_class
             for error_class in SCORED_BY_DEFAULT
@@ -42,6 +45,7 @@ def request_of(run: Run, attempt: ClaimedAttempt) -> RolloutRequest:
         # The model reads a tool's failure, unless the run names another action for it.
         strict_tools=ErrorClass.TOOL_ERROR in config.on_error,
         policy_version=run.policy_version,
+        policy=policy,
         weight=config.weight,
         lost_count=attempt.lost_count,
     )

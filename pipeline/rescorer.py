@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import cached_property
 
 from sqlalchemy import Connection, Engine
 
@@ -74,20 +75,24 @@ class RescoreDispatcher:
         )
 
     def _publish(self, claimed: Sequence[ClaimedRescore], queue: str) -> None:
-        by_request = {
-            id(request): (request, each) for each in claimed for request in [self._request(each)]
-        }
-        requests = [request for request, _ in by_request.values()]
-        too_large = self._publisher.publish(requests, queue=queue)
-        if too_large:
-            refused = [by_request[id(request)][1] for request in too_large]
+        requests = [self._request(each) for each in claimed]
+        too_large = {each.task_id for each in self._publisher.publish(requests, queue=queue)}
+        refused = [
+            each
+            for each, request in zip(claimed, requests, strict=True)
+            if request.task_id in too_large
+        ]
+        if refused:
             transact(
                 self._engine, lambda c: fail_rescores(c, refused, reason="its prompt is too large")
             )
 
+    @cached_property
+    def _inline_bytes(self) -> int:
+        return 0 if broker_of(self._settings).kind == "sqs" else _INLINE_BYTES
+
     def _request(self, each: ClaimedRescore) -> RescoreRequest:
         self._payloads = self._payloads or open_payloads(self._settings)
-        inline = 0 if broker_of(self._settings).kind == "sqs" else _INLINE_BYTES
         return rescore_request_of(
-            each.run, each.trajectory, each.reward, self._payloads, inline_bytes=inline
+            each.run, each.trajectory, each.reward, self._payloads, inline_bytes=self._inline_bytes
         )

@@ -73,7 +73,7 @@ class RetryPolicy:
             max_lost=config.max_lost,
             base_s=config.backoff_base_s,
             max_s=config.backoff_max_s,
-            on_error=config.on_error,
+            on_error=_actions_of(config),
         )
 
     def action_for(self, error_class: ErrorClass) -> Action:
@@ -85,6 +85,13 @@ class RetryPolicy:
         if failures < 1:
             return 0.0
         return min(self.max_s, self.base_s * 2 ** min(failures - 1, 30)) * jitter
+
+
+def _actions_of(config: RunConfig) -> Mapping[ErrorClass, Action]:
+    if config.agentcore is None:
+        return config.on_error
+    # A session that gave no result in time leaves no trajectory that could be scored.
+    return {ErrorClass.AGENT_TIMEOUT: Action.RETRY, **config.on_error}
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,9 @@ from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict
 
+#: Replies that look like a tool call and could not be read are counted under this name.
+UNREADABLE_CALLS = "(unreadable call)"
+
 
 class _Figures(BaseModel):
     model_config = ConfigDict(frozen=True)

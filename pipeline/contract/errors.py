@@ -16,7 +16,8 @@
     ├── StaleCompletion           a completion for a rollout already decided
     └── IllegalTransition         a move that is not in the transition table
     RolloutError                  one rollout went wrong; the error becomes data
-    ├── ModelError: ModelRateLimit, ModelTransportError, ModelBadRequest, ContextOverflow
+    ├── ModelError: ModelRateLimit, PolicyPaused, ModelTransportError, ModelBadRequest,
+    │   ContextOverflow
     ├── AgentError, AgentTimeout  raised by agent code; its wall clock ran out
     ├── PolicyLimit               a budget ran out, and the run fails on that
     ├── ToolError                 a tool failed, and the run fails on that
@@ -201,6 +202,12 @@ class ModelRateLimit(ModelError):
 
     error_class = ErrorClass.MODEL_RATE_LIMIT
     code = "http_429"
+
+
+class PolicyPaused(ModelRateLimit):
+    """The trainer paused the policy for longer than a model call waits."""
+
+    code = "policy_paused"
 
 
 class ModelTransportError(ModelError):

@@ -16,6 +16,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from pipeline.contract.activity import RunActivity
 from pipeline.contract.errors import SCORED_BY_DEFAULT, ErrorClass, MalformedMessage
 from pipeline.contract.names import Name, PartName
+from pipeline.contract.policy import Policy
 from pipeline.contract.rollout import LABEL_PATTERN, StopReason
 from pipeline.contract.run import AttemptSpec
 
@@ -101,9 +102,14 @@ class RolloutRequest(_Request, AttemptSpec):
     scored: tuple[ErrorClass, ...] = SCORED_BY_DEFAULT
     strict_tools: bool = False
     policy_version: int = 0
+    policy: Policy | None = None
     weight: float = 1.0
     #: Earlier attempts that were lost: from the second on the rollout runs in its own process.
     lost_count: int = 0
+    #: What earlier attempts recorded: frames of the journal (base64), or an object with them.
+    journal: str = Field(default="", repr=False)
+    journal_uri: str | None = None
+    journal_digest: BodyDigest | None = None
 
     def describe(self) -> str:
         """Return the one line that operators see as the task's arguments."""
@@ -167,13 +173,16 @@ class RewardPart(_Value):
 class Completion(AttemptRef, _Message):
     """A worker's answer to one request: the outcome of an attempt, or of scoring it again.
 
-    `body` is the compressed `TrajectoryRecord`; it travels beside the JSON header, or is in the
-    payload store at `body_uri`. Both are empty where the attempt left no trajectory. Messages of
-    earlier versions have no `body_digest`.
+    Or its handover: a remote session works on the attempt now, and its result will be the outcome.
+
+    `body` is the compressed `TrajectoryRecord`, `tokens` the token body of its model calls. Both
+    travel beside the JSON header, or are in the payload store at `body_uri` and `tokens_uri`. They
+    are empty where the attempt left no trajectory, and where the server recorded no ids. Messages
+    of earlier versions have no digests.
     """
 
     worker_id: Name
-    purpose: Literal["attempt", "rescore"] = "attempt"
+    purpose: Literal["attempt", "rescore", "handover"] = "attempt"
     outcome: Literal["succeeded", "failed"]
     stop_reason: StopReason | None = None
     reward: float | None = None
@@ -191,11 +200,35 @@ class Completion(AttemptRef, _Message):
     body_bytes: int = 0
     body_uri: str | None = None
     body_digest: BodyDigest | None = None
+    tokens: bytes = Field(default=b"", exclude=True, repr=False)
+    tokens_bytes: int = 0
+    tokens_uri: str | None = None
+    tokens_digest: BodyDigest | None = None
+    calls_replayed: int = Field(default=0, ge=0)
+    replayed_from: tuple[int, ...] = Field(
+        default=(), description="Attempts that made these calls."
+    )
+    tokens_saved: int = Field(default=0, ge=0, description="Tokens of the replayed calls.")
 
     @property
     def error_class(self) -> ErrorClass | None:
         """The class of the error; None for a success."""
         return self.error.error_class if self.error else None
+
+
+class JournalFrame(AttemptRef, _Message):
+    """Model calls of a running attempt, so that the next attempt need not make them again.
+
+    `body` is made by `pack_calls`; it travels beside the JSON header, or is in the payload store at
+    `body_uri`.
+    """
+
+    first: int = Field(ge=0, description="Calls of the attempt in earlier frames.")
+    n_calls: int = Field(ge=1)
+    body: bytes = Field(default=b"", exclude=True, repr=False)
+    body_bytes: int = 0
+    body_uri: str | None = None
+    body_digest: BodyDigest | None = None
 
 
 class AttemptBeat(_Value):

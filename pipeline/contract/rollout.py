@@ -57,6 +57,7 @@ class DropReason(StrEnum):
     DEADLINE = "deadline"
     CANCELLED = "cancelled"
     UNREADABLE = "unreadable"  #: a trajectory is gone or damaged
+    REWOUND = "rewound"  #: its step was given up by a rewind, and its prompt enqueued afresh
     OPERATOR = "operator"
 
 
@@ -123,7 +124,8 @@ GROUP_TRANSITIONS: Mapping[GroupState, frozenset[GroupState]] = MappingProxyType
         _G.READY: frozenset({_G.LEASED, _G.DROPPED, _G.OPEN}),
         _G.LEASED: frozenset({_G.CONSUMED, _G.READY, _G.DROPPED}),
         _G.DROPPED: frozenset({_G.OPEN}),
-        _G.CONSUMED: frozenset(),
+        # consumed → ready, dropped: the trainer went back to an earlier checkpoint.
+        _G.CONSUMED: frozenset({_G.READY, _G.DROPPED}),
     }
 )
 ATTEMPT_TRANSITIONS: Mapping[AttemptState, frozenset[AttemptState]] = MappingProxyType(
@@ -175,8 +177,18 @@ def group_id_of(prompt_id: UUID) -> UUID:
 
 
 def rollout_id_of(prompt_id: UUID, rollout_index: int) -> UUID:
-    """Return the id of the rollout with this index (0..n-1) in its group."""
+    """Return the id of the rollout with this index (0..n-1) in the prompt's first group."""
     return _in_block(prompt_id.bytes, prompt_id.bytes, b"%d" % rollout_index)
+
+
+def afresh_group_id_of(group_id: UUID) -> UUID:
+    """Return the id of the group in which the prompt of a dropped group is tried afresh."""
+    return _in_block(group_id.bytes, group_id.bytes, b"afresh")
+
+
+def afresh_rollout_id_of(group_id: UUID, rollout_index: int) -> UUID:
+    """Return the id of the rollout with this index in a group that was enqueued afresh."""
+    return _in_block(group_id.bytes, group_id.bytes, b"%d" % rollout_index)
 
 
 def batch_id_of(run_id: UUID, consumer: str, step: int) -> UUID:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import (
     BaseModel,
@@ -20,6 +20,7 @@ from pydantic import (
     model_validator,
 )
 
+from pipeline.contract.agentcore import AGENT, AgentCoreTarget
 from pipeline.contract.base_urls import base_url_of, carries_credentials, urls_of
 from pipeline.contract.errors import SCORED_BY_DEFAULT, Action, ErrorClass
 from pipeline.contract.names import Name
@@ -46,7 +47,7 @@ _SCORABLE = frozenset(SCORED_BY_DEFAULT)
 #: Validation context of configurations from the store.
 _STORED = "stored"
 #: Agents that give the reward themselves, by the task's tests.
-_JUDGED_BY_THEMSELVES = frozenset({"coding", "swe"})
+_JUDGED_BY_THEMSELVES = frozenset({"coding", "swe", AGENT})
 
 
 #: One base URL, or several of replicas that serve the same model: a list, or `a,b`.
@@ -55,6 +56,10 @@ BaseUrl = Annotated[str | tuple[str, ...] | None, BeforeValidator(base_url_of)]
 
 def _default_reward(given: dict[str, Any]) -> str | None:
     return None if given.get("agent") in _JUDGED_BY_THEMSELVES else "exact_match"
+
+
+#: Whether token ids are recorded: `required` fails a call without them.
+TokenWish = Literal["required", "wanted", "off"]
 
 
 class AttemptLimits(BaseModel):
@@ -83,7 +88,10 @@ class AttemptSpec(BaseModel):
 
     agent: Name = Field(description="Registered name of the agent.")
     agent_config: dict[str, Any] = Field(default={}, description="Options of the agent.")
-    tools: tuple[str, ...] = Field(default=(), description="Registered names of the agent's tools.")
+    tools: tuple[str, ...] = Field(
+        default=(),
+        description="Registered names of the agent's tools; `mcp:NAME`: those of an MCP server.",
+    )
     tools_config: dict[str, dict[str, Any]] = Field(
         default={}, description="Options of tools, by the tool's name."
     )
@@ -99,6 +107,10 @@ class AttemptSpec(BaseModel):
         default={}, description="Sampling parameters sent with each call."
     )
     limits: AttemptLimits = AttemptLimits()
+    agentcore: AgentCoreTarget | None = Field(
+        default=None, description="Remote agent that executes the attempts; None: the workers do."
+    )
+    tokens: TokenWish = "off"
 
 
 class RunConfig(AttemptSpec):
@@ -106,13 +118,19 @@ class RunConfig(AttemptSpec):
 
     purpose: RunPurpose = Field(
         default=RunPurpose.TRAIN,
-        description="`train` or `eval`: kept with the run, changes nothing else.",
+        description="`train` or `eval`: kept with the run; decides the default of `tokens`.",
     )
     agent: Name = Field(default="single_turn", description="Registered name of the agent.")
     reward: Name | None = Field(
         default_factory=_default_reward,
         description="Registered name; None: the agent's own verdict, if it leaves one. "
         "Default: exact_match; None for coding and swe.",
+    )
+    tokens: TokenWish = Field(
+        default="wanted",
+        description="Token ids and logprobs of model calls: `required` fails a call without ids, "
+        "`wanted` records them where the server returns them, `off` asks for none. Default: "
+        "wanted; off where the purpose is eval.",
     )
     n: int = Field(default=1, ge=1, le=1024, description="Rollouts asked of each prompt.")
     n_min: int | None = Field(
@@ -166,9 +184,38 @@ class RunConfig(AttemptSpec):
         default=DEFAULT_REQUEST_QUEUE, description="Broker queue of the workers that may run it."
     )
     weight: float = Field(default=1.0, gt=0, description="Share of limits where runs contend.")
+    max_staleness: int | None = Field(
+        default=None,
+        ge=0,
+        description="Versions that a group may be behind when it is trained; bounds the groups "
+        "that are begun ahead of the trainer. None: the trainer's batch spec alone decides.",
+    )
+    groups_per_step: int | None = Field(
+        default=None,
+        ge=1,
+        description="Groups that a trainer step takes; None: as many as the last pull.",
+    )
     max_in_flight: int | None = Field(
         default=None, ge=1, description="Attempts out at once; None: all."
     )
+
+    @model_validator(mode="after")
+    def _check_remote(self) -> RunConfig:
+        if self.agentcore is None:
+            return self
+        if self.reward is not None:
+            raise ValueError("the app on AgentCore gives the reward: leave the reward out")
+        action = self.on_error.get(ErrorClass.AGENT_TIMEOUT)
+        if action is Action.SCORE:
+            raise ValueError("a session without a result in time leaves nothing to score")
+        return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def _tokens_of_evaluations(cls, given: Any) -> Any:
+        fields = cast("dict[str, Any]", given)
+        is_evaluation = isinstance(given, dict) and fields.get("purpose") == RunPurpose.EVAL
+        return {"tokens": "off", **fields} if is_evaluation else fields
 
     @field_validator("on_error")
     @classmethod
@@ -215,6 +262,11 @@ class RunConfig(AttemptSpec):
         if self.group_policy != "partial":
             return self.n
         return self.n_min if self.n_min is not None else min(2, self.n)
+
+    @property
+    def is_admitted(self) -> bool:
+        """Whether groups are begun only as far ahead of the trainer as they stay fresh."""
+        return self.max_staleness is not None or self.groups_per_step is not None
 
     @property
     def rollouts_per_prompt(self) -> int:

@@ -1,18 +1,24 @@
-"""Values of the trainer client: batch spec, groups with their rollouts, reasons for waiting.
+"""Values of the trainer client: the batch that a step asks for, and the reasons for waiting.
 
-Used by the trainer client and the command line. Must not: touch the store.
+Used by the store, the trainer client and the command line. Must not: touch the store.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any
-from uuid import UUID
+from typing import Literal, get_args
 
 from pipeline.contract.errors import PipelineError
-from pipeline.contract.trajectory import TrajectoryRecord, unpack_record
+
+SegmentChoice = Literal["all", "last", "longest", "error"]
+TruncatedChoice = Literal["train", "mask_turn", "drop"]
+
+Order = Literal["oldest_version", "fifo"]
+#: Reasons of drops after which a prompt can be enqueued afresh.
+Requeue = Literal["stale", "zero_variance"]
+
+DEFAULT_GROUPS = 16
+DEFAULT_STALENESS = 4
 
 
 @dataclass(frozen=True)
@@ -23,69 +29,47 @@ class BatchSpec:
         groups: Groups in a batch.
         min_group_size: Usable rollouts that a group must have; capped at the group's n.
         require_full_groups: Skip groups with fewer than n usable rollouts.
+        segments: Segments of a rollout that become rows: `all`, the `last`, the `longest`, or
+            `error` if there are several.
+        needs_logprobs: A rollout without ids or logprobs is an error of `TrainBatch.rows`.
+        truncated: Completions that a limit of tokens cut off: `train` on them, keep them as context
+            (`mask_turn`), or `drop` their segments.
+        group_deadline_s: Seconds from a group's first dispatch after which it is closed with the
+            rollouts it has, while the trainer waits; None: the run's own deadline.
+        max_staleness: Versions that a group may be behind the version given to `pull`; older ones
+            are dropped as `stale`. None: any number. The run's `max_staleness` bounds it.
+        filter_zero_variance: Drop groups in which all rewards are equal, as `zero_variance`.
+        requeue: Reasons of drops after which the prompt is enqueued afresh, in a new group.
+        order: `oldest_version`: the groups of the oldest weights first; `fifo`: in the order in
+            which they became ready.
     """
 
-    groups: int = 16
+    groups: int = DEFAULT_GROUPS
     min_group_size: int = 2
     require_full_groups: bool = False
+    segments: SegmentChoice = "all"
+    needs_logprobs: bool = False
+    truncated: TruncatedChoice = "train"
+    group_deadline_s: float | None = None
+    max_staleness: int | None = DEFAULT_STALENESS
+    filter_zero_variance: bool = False
+    requeue: tuple[Requeue, ...] = ()
+    order: Order = "oldest_version"
 
     def __post_init__(self) -> None:
         if self.groups < 1 or self.min_group_size < 1:
             raise ValueError("groups and min_group_size must be at least 1")
-
-
-@dataclass(frozen=True)
-class TrainRollout:
-    """A succeeded rollout of a train batch; its trajectory is unpacked when first read."""
-
-    rollout_id: UUID
-    rollout_index: int
-    reward: float | None
-    stop_reason: str | None
-    attempt_no: int
-    body: bytes = field(repr=False)
-    codec: str = "zstd+json"
-    version_min: int | None = None
-    version_max: int | None = None
-
-    @cached_property
-    def record(self) -> TrajectoryRecord:
-        """The stored trajectory."""
-        return unpack_record(self.body, self.codec)
-
-    @property
-    def messages(self) -> list[dict[str, Any]]:
-        """The conversation in the OpenAI format."""
-        return self.record.messages
-
-
-@dataclass(frozen=True)
-class TrainGroup:
-    """A complete group: one prompt and its usable rollouts, by index."""
-
-    group_id: UUID
-    group_no: int
-    n_target: int
-    prompt: dict[str, Any]
-    rollouts: tuple[TrainRollout, ...]
-    reward_mean: float | None
-    reward_std: float | None
-
-
-@dataclass(frozen=True)
-class TrainBatch:
-    """The groups that one `(run, consumer, step)` leased; a second pull gives the same batch."""
-
-    run: str
-    consumer: str
-    step: int
-    groups: tuple[TrainGroup, ...]
-    replayed: bool
-
-    def rollouts(self) -> Iterator[TrainRollout]:
-        """Yield all rollouts, group by group."""
-        for group in self.groups:
-            yield from group.rollouts
+        for name, choices in (("segments", SegmentChoice), ("truncated", TruncatedChoice)):
+            if getattr(self, name) not in get_args(choices):
+                raise ValueError(f"{name} must be one of {', '.join(get_args(choices))}")
+        if self.max_staleness is not None and self.max_staleness < 0:
+            raise ValueError("max_staleness must be at least 0, or None")
+        if self.group_deadline_s is not None and self.group_deadline_s <= 0:
+            raise ValueError("group_deadline_s must be above 0, or None")
+        if self.order not in get_args(Order):
+            raise ValueError(f"order must be one of {', '.join(get_args(Order))}")
+        if unknown := set(self.requeue) - set(get_args(Requeue)):
+            raise ValueError(f"requeue knows {', '.join(get_args(Requeue))}, not {unknown}")
 
 
 @dataclass(frozen=True)
@@ -102,6 +86,9 @@ class PipelineStats:
     live_workers: int
     waits: tuple[str, ...]
     leased_elsewhere: int = 0  #: groups leased to other consumers, which may give them back
+    why: str | None = None  #: why the trainer waits, in one sentence
+    #: Groups dropped as `zero_variance`, by the reward that all their rollouts have.
+    equal_rewards: dict[str, int] = field(default_factory=dict[str, int])
 
     @property
     def drained(self) -> bool:
@@ -114,12 +101,14 @@ class PipelineStats:
 class ResumeInfo:
     """The step at which a trainer continues after a restart.
 
-    `replay` lists steps that were pulled but not committed: pulling them gives the same batches.
+    `replay` lists later steps that were pulled: pulling them again gives the same batches.
     """
 
     committed_step: int | None
     next_step: int
     replay: tuple[int, ...]
+    groups_returned: int = 0  #: of later steps, ready again or enqueued afresh
+    policy_version: int | None = None  #: published last; the next one has to be higher
 
 
 class NotReady(PipelineError):
@@ -134,10 +123,8 @@ class NotReady(PipelineError):
             if stats.drained
             else f"Run {stats.run} has {stats.groups['ready']} of {wanted} groups ready."
         )
-        why = list(stats.waits)
-        if stats.leased_elsewhere:
-            why.append(f"{stats.leased_elsewhere} groups are leased to other consumers.")
-        super().__init__(what, why=" ".join(why), remedy=_remedy(stats))
+        why = [stats.why or "", *stats.waits]
+        super().__init__(what, why=" ".join(filter(None, why)), remedy=_remedy(stats))
         self.stats = stats
 
     @property
@@ -149,4 +136,4 @@ class NotReady(PipelineError):
 def _remedy(stats: PipelineStats) -> str:
     if stats.drained:
         return "Enqueue more prompts, or stop training."
-    return f"See: rollout status {stats.run}"
+    return f"See: rollout why {stats.run}"

@@ -16,27 +16,10 @@ import zstandard
 from pydantic import BaseModel, ConfigDict
 
 from pipeline.contract.errors import MalformedMessage
+from pipeline.contract.model_call import ModelCall
 
 #: Largest unpacked body. Larger ones are rejected: a forged frame must not exhaust the memory.
 MAX_BODY_BYTES = 512 * 1024 * 1024
-
-
-class ModelCall(BaseModel):
-    """One model call of an attempt, with the server's data about its tokens."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    sequence: int
-    model: str | None = None
-    endpoint: str | None = None  #: base URL that answered
-    finish_reason: str | None = None
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    latency_ms: float | None = None
-    policy_version: int | None = None
-    prompt_token_ids: list[int] | None = None
-    completion_token_ids: list[int] | None = None
-    logprobs: list[float] | None = None
 
 
 class TrajectoryRecord(BaseModel):
@@ -75,7 +58,9 @@ def pack_record(
     Raises:
         TypeError: The record holds a value that JSON does not have.
     """
-    return zstandard.compress(redact(dump_json(record.model_dump())), 3)
+    document = record.model_dump(exclude={"calls"})
+    document["calls"] = [call.model_dump(exclude_defaults=True) for call in record.calls]
+    return zstandard.compress(redact(dump_json(document)), 3)
 
 
 def unpack_record(body: bytes, codec: str = "zstd+json") -> TrajectoryRecord:
@@ -87,12 +72,28 @@ def unpack_record(body: bytes, codec: str = "zstd+json") -> TrajectoryRecord:
     if codec != "zstd+json":
         raise MalformedMessage(f"A trajectory has the unknown codec {codec!r}.")
     try:
+        return TrajectoryRecord.model_validate(_load(decompress(body)))
+    except ValueError as error:
+        raise MalformedMessage("A trajectory could not be unpacked.", why=str(error)) from error
+
+
+def compress(data: bytes) -> bytes:
+    """Compress data that hardly repeats itself, such as ids and logprobs."""
+    return zstandard.compress(data, 1)
+
+
+def decompress(body: bytes) -> bytes:
+    """Return the data of a compressed body.
+
+    Raises:
+        MalformedMessage: The bytes are not compressed, or would unpack to too many.
+    """
+    try:
         size = zstandard.frame_content_size(body)
         if size > MAX_BODY_BYTES:
             raise MalformedMessage(f"A trajectory would unpack to {size} bytes.")
-        raw = zstandard.ZstdDecompressor().decompress(body, max_output_size=MAX_BODY_BYTES)
-        return TrajectoryRecord.model_validate(_load(raw))
-    except (zstandard.ZstdError, ValueError) as error:
+        return zstandard.ZstdDecompressor().decompress(body, max_output_size=MAX_BODY_BYTES)
+    except zstandard.ZstdError as error:
         raise MalformedMessage("A trajectory could not be unpacked.", why=str(error)) from error
 
 

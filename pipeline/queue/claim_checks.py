@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from hashlib import blake2b
+from typing import Any
 from uuid import UUID
 
 from pipeline.contract.errors import MalformedMessage, UnreadableBody
@@ -23,6 +24,9 @@ log = logging.getLogger(__name__)
 E_BODY_GONE = "E206"
 E_BODY_DAMAGED = "E207"
 
+#: End of the keys of token bodies.
+_TOKENS = ".tokens"
+
 
 def payload_prefix(run_id: UUID, label: str) -> str:
     """Return the beginning of the keys of an attempt's objects, one for each execution.
@@ -35,16 +39,28 @@ def payload_prefix(run_id: UUID, label: str) -> str:
 
 
 def check_out(completion: Completion, store: PayloadStore) -> Completion:
-    """Put the body into the store; return the completion with its URI instead."""
+    """Put both bodies into the store; return the completion with their URIs instead.
+
+    The token body has an object of its own, so that a trainer reads nothing else. It is written
+    first: the other object holds the completion, from which a lost message is recovered.
+    """
     digest = digest_of(completion.body)
-    key = f"{payload_prefix(completion.run_id, completion.label)}{digest}.frame"
-    claimed = completion.model_copy(
-        update={
-            "body_uri": store.uri(key),
-            "body_bytes": len(completion.body),
-            "body_digest": digest,
+    prefix = payload_prefix(completion.run_id, completion.label)
+    key = f"{prefix}{digest}.frame"
+    fields: dict[str, Any] = {
+        "body_uri": store.uri(key),
+        "body_bytes": len(completion.body),
+        "body_digest": digest,
+    }
+    if completion.tokens:
+        tokens_digest = digest_of(completion.tokens)
+        fields |= {
+            "tokens": b"",
+            "tokens_uri": store.put(f"{prefix}{tokens_digest}{_TOKENS}", completion.tokens),
+            "tokens_bytes": len(completion.tokens),
+            "tokens_digest": tokens_digest,
         }
-    )
+    claimed = completion.model_copy(update=fields)
     store.put(key, encode_completions([claimed]))
     return claimed.model_copy(update={"body": b""})
 
@@ -67,15 +83,26 @@ def load_body(uri: str, digest: str | None, store: PayloadStore) -> bytes:
     except MalformedMessage as error:
         raise _damaged(uri, str(error)) from error
     if completions is None:
-        raise UnreadableBody(
-            f"The trajectory at {uri} is gone.",
-            why="Its object was deleted, or this process looks in another payload store.",
-            remedy="Check ROLLOUT_PAYLOADS__URL.",
-            code=E_BODY_GONE,
-        )
+        raise _gone(uri)
     if not completions:
         raise _damaged(uri, "Its object holds no completion that can be decoded.")
     return require_digest(completions[0].body, digest, of=uri)
+
+
+def load_tokens(uri: str, digest: str | None, store: PayloadStore) -> bytes:
+    """Return the token body behind a claim check.
+
+    Raises:
+        UnreadableBody: The object is gone or damaged, or holds another token body.
+        ServiceUnavailable: The store does not answer.
+    """
+    try:
+        tokens = store.get(uri)
+    except MalformedMessage as error:
+        raise _damaged(uri, str(error)) from error
+    if tokens is None:
+        raise _gone(uri)
+    return require_digest(tokens, digest, of=uri)
 
 
 def require_digest(body: bytes, digest: str | None, *, of: str) -> bytes:
@@ -101,6 +128,8 @@ def find_outcomes(run_id: UUID, label: str, store: PayloadStore) -> Iterator[Com
     # Earlier versions wrote one object for each attempt, under this key.
     former = store.uri(f"{run_id}/{label}.frame")
     for uri in (*store.find(payload_prefix(run_id, label)), former):
+        if uri.endswith(_TOKENS):
+            continue
         try:
             frame = store.get(uri)
             completions = decode_completions(frame)[0] if frame is not None else ()
@@ -109,6 +138,15 @@ def find_outcomes(run_id: UUID, label: str, store: PayloadStore) -> Iterator[Com
                 yield completion.model_copy(update={"body": b""})
         except (MalformedMessage, UnreadableBody) as error:
             log.warning("The object %s holds no outcome: %s", uri, error)
+
+
+def _gone(uri: str) -> UnreadableBody:
+    return UnreadableBody(
+        f"The trajectory at {uri} is gone.",
+        why="Its object was deleted, or this process looks in another payload store.",
+        remedy="Check ROLLOUT_PAYLOADS__URL.",
+        code=E_BODY_GONE,
+    )
 
 
 def _damaged(of: str, why: str) -> UnreadableBody:

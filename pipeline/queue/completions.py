@@ -1,7 +1,8 @@
 """Completions and heartbeats on the broker: sent in batches by workers, read by the collector.
 
 A worker's outbox keeps a completion until `send_completions` returns; the collector acknowledges
-after its commit. Markers of collectors travel in the same queues. Must not: decide anything, or use
+after its commit. Frames of journals travel in the queue of completions, and markers of collectors
+in both. Must not: decide anything, or use
 the store.
 """
 
@@ -23,17 +24,20 @@ from pipeline.contract.messages import (
     HEARTBEAT_QUEUE,
     Completion,
     Heartbeat,
+    JournalFrame,
     Marker,
     parse_message,
 )
 from pipeline.queue.broker import Broker
 from pipeline.queue.driver_errors import is_driver_error, is_refusal_of_size
 from pipeline.queue.frames import decode_completions, encode_completions
-from pipeline.queue.signing import COMPLETION, HEARTBEAT, MARKER, Forged
+from pipeline.queue.journal_frames import decode_frames, encode_frames
+from pipeline.queue.signing import COMPLETION, HEARTBEAT, JOURNAL, MARKER, Forged
 
 log = logging.getLogger(__name__)
 
 _CONTENT_TYPE = "application/x-rollout-completions"
+_JOURNAL_TYPE = "application/x-rollout-journal"
 _MARKER_TYPE = "application/x-rollout-marker"
 
 #: Redis: unacknowledged messages of this consumer are kept apart from those of workers.
@@ -80,19 +84,16 @@ class OutcomePublisher(_Connected):
             FrameTooLong: The broker takes no message as long as this one; send fewer.
         """
         body = self._broker.signer.seal(encode_completions(completions), COMPLETION)
-        if self._broker.most_bytes is not None and len(body) > self._broker.most_bytes:
-            raise FrameTooLong(f"{len(body)} bytes; {self._broker.most_bytes} fit")
-        try:
-            self._publish(
-                COMPLETION_QUEUE,
-                body,
-                content_type=_CONTENT_TYPE,
-                content_encoding="binary",
-            )
-        except QueueUnavailable as error:
-            if is_refusal_of_size(error.__cause__):
-                raise FrameTooLong(f"{len(body)} bytes: {error.__cause__}") from error
-            raise
+        self._publish_frame(body, _CONTENT_TYPE)
+
+    def send_journal(self, frames: Sequence[JournalFrame]) -> None:
+        """Send frames of journals as one message.
+
+        Raises:
+            QueueUnavailable: The broker did not take the message; send all frames again.
+            FrameTooLong: The broker takes no message as long as this one; send fewer.
+        """
+        self._publish_frame(self._broker.signer.seal(encode_frames(frames), JOURNAL), _JOURNAL_TYPE)
 
     def send_heartbeat(self, heartbeat: Heartbeat) -> None:
         """Send a heartbeat.
@@ -125,6 +126,21 @@ class OutcomePublisher(_Connected):
         self._producer = None
         super().close()
 
+    def _publish_frame(self, body: bytes, content_type: str) -> None:
+        if self._broker.most_bytes is not None and len(body) > self._broker.most_bytes:
+            raise FrameTooLong(f"{len(body)} bytes; {self._broker.most_bytes} fit")
+        try:
+            self._publish(
+                COMPLETION_QUEUE,
+                body,
+                content_type=content_type,
+                content_encoding="binary",
+            )
+        except QueueUnavailable as error:
+            if is_refusal_of_size(error.__cause__):
+                raise FrameTooLong(f"{len(body)} bytes: {error.__cause__}") from error
+            raise
+
     def _publish(self, name: str, body: bytes | str, **properties: Any) -> None:
         with self._broker.driver_errors(self.close):
             if self._producer is None:
@@ -149,6 +165,7 @@ class Delivery:
     """Messages that were read together; acknowledge them after their commit."""
 
     completions: list[Completion] = field(default_factory=list)
+    journal: list[JournalFrame] = field(default_factory=list)
     heartbeats: list[Heartbeat] = field(default_factory=list)
     markers: list[Marker] = field(default_factory=list)
     malformed: list[tuple[str, str, bytes]] = field(default_factory=list)  #: kind, reason, raw
@@ -176,7 +193,7 @@ class OutcomeConsumer(_Connected):
         """Return the messages that arrived; none after `timeout_s` without one.
 
         Args:
-            most: Completions after which no more are gathered.
+            most: Completions and frames of journals after which no more are gathered.
             linger_s: Wait for more after the first.
             timeout_s: Wait for the first.
 
@@ -190,7 +207,7 @@ class OutcomeConsumer(_Connected):
             if not self._delivery.messages:
                 self._drain(timeout_s)
             until = time.monotonic() + linger_s
-            while self._delivery.messages and len(self._delivery.completions) < most:
+            while self._delivery.messages and self._count() < most:
                 left = until - time.monotonic()
                 if left <= 0 or not self._drain(left):
                     break
@@ -256,6 +273,9 @@ class OutcomeConsumer(_Connected):
             )
             consumer.consume()
 
+    def _count(self) -> int:
+        return len(self._delivery.completions) + len(self._delivery.journal)
+
     def _drain(self, timeout_s: float) -> bool:
         assert self._connection is not None
         self._connection.heartbeat_check()
@@ -277,6 +297,8 @@ class OutcomeConsumer(_Connected):
         self._delivery.messages.append(message)
         if message.content_type == _MARKER_TYPE:
             kind, decode = "marker", self._decode_marker
+        elif message.content_type == _JOURNAL_TYPE:
+            kind, decode = "journal", self._decode_journal
         body = message.body
         raw = body.encode() if isinstance(body, str) else bytes(body or b"")
         try:
@@ -285,12 +307,19 @@ class OutcomeConsumer(_Connected):
             # Dead letters of this kind cannot be requeued, so no operator lets a forged one in.
             self._delivery.malformed.append(("forged", str(error), raw))
         except MalformedMessage as error:
-            self._delivery.malformed.append((kind, str(error), raw))
+            if kind == "journal":
+                # Nothing depends on it: the calls are made again if the attempt is lost.
+                log.warning("Frames of journals are not kept. %s", error)
+            else:
+                self._delivery.malformed.append((kind, str(error), raw))
 
     def _decode_completions(self, raw: bytes) -> None:
         good, bad = decode_completions(self._broker.signer.open(raw, COMPLETION))
         self._delivery.completions.extend(good)
         self._delivery.malformed.extend(("completion", item.reason, item.raw) for item in bad)
+
+    def _decode_journal(self, raw: bytes) -> None:
+        self._delivery.journal.extend(decode_frames(self._broker.signer.open(raw, JOURNAL)))
 
     def _decode_heartbeat(self, raw: bytes) -> None:
         self._delivery.heartbeats.append(

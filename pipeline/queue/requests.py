@@ -16,9 +16,10 @@ from celery import Celery
 from kombu import Connection
 
 from pipeline.contract.messages import RescoreRequest, RolloutRequest
+from pipeline.contract.policy import POLICIES, Policy
 from pipeline.queue.broker import Broker
 from pipeline.queue.celery_app import make_celery_app
-from pipeline.queue.signing import CANCEL, REQUEST
+from pipeline.queue.signing import CANCEL, POLICY, REQUEST
 
 _REPLY_TIMEOUT_S = 1.0
 
@@ -95,17 +96,34 @@ class RequestPublisher:
 
         Best effort: the result of a worker that misses the command is fenced.
         """
-        if not labels or not self._broker.has_remote_control:
+        if not labels:
+            return
+        self._command("cancel_attempts", {"labels": list(labels)}, "\n".join(labels), CANCEL)
+
+    def announce_policies(self, policies: Sequence[Policy]) -> None:
+        """Tell the workers which policies are published.
+
+        Best effort: it is said again, and each new request carries its run's policy.
+        """
+        if not policies:
+            return
+        message = POLICIES.dump_json(list(policies)).decode()
+        self._command("learn_policies", {"message": message}, message, POLICY)
+
+    def _command(
+        self, method: str, arguments: dict[str, object], signed: str, purpose: bytes
+    ) -> None:
+        """Send a command to all workers; nothing happens where the broker has no remote control."""
+        if not self._broker.has_remote_control:
             return
         with self._broker.driver_errors(self._drop_connections):
-            arguments: dict[str, object] = {"labels": list(labels)}
-            if signature := self._broker.signer.signature("\n".join(labels), CANCEL):
+            if signature := self._broker.signer.signature(signed, purpose):
                 arguments["signature"] = signature
             # Not `control.broadcast`: while the broker is down, its retries would never end.
             with self._app.producer_pool.acquire(block=True) as producer:
                 exchange = self._app.control.mailbox.exchange
                 producer.publish(
-                    {"method": "cancel_attempts", "arguments": arguments, "destination": None},
+                    {"method": method, "arguments": arguments, "destination": None},
                     exchange=exchange.name,
                     declare=[exchange],
                     serializer="json",

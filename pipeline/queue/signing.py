@@ -1,7 +1,8 @@
 """Signatures of messages: with a shared key, a message without its signature is rejected.
 
-Used by publishers, consumers, workers and the payload store. A signature is for one purpose, so a
-request cannot be passed off as a completion. Messages are not encrypted. Must not: decode messages.
+Used by publishers, consumers, workers, gateways and the payload store. A signature is for one
+purpose, so a request cannot be passed off as a completion. Messages are not encrypted. Must not:
+decode messages.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ REQUEST = b"request"
 COMPLETION = b"completion"
 HEARTBEAT = b"heartbeat"
 CANCEL = b"cancel"
+POLICY = b"policy"
 MARKER = b"marker"
+GATEWAY_KEY = b"gateway key"
+JOURNAL = b"journal"
 
 
 class Forged(MalformedMessage):

@@ -7,6 +7,7 @@ Sources, from low to high precedence: defaults, `rollout.toml` found upwards, it
 from __future__ import annotations
 
 import difflib
+import logging
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -27,18 +28,23 @@ from pydantic_settings import (
 from pipeline.contract.errors import ConfigError
 from pipeline.contract.url_secrets import MASK, hide_passwords
 from pipeline.settings.sections import (
+    AgentCoreSettings,
     AwsSettings,
     BrokerSettings,
     CollectorSettings,
     DatabaseSettings,
     DispatchSettings,
     FlowerSettings,
+    GatewaySettings,
+    JournalSettings,
     LeaseSettings,
     LimitsRedisSettings,
     LlmSettings,
     PayloadSettings,
     WorkerSettings,
 )
+
+log = logging.getLogger(__name__)
 
 TOML_NAME = "rollout.toml"
 
@@ -54,6 +60,11 @@ _ALIASES = {
     "AWS_ENDPOINT_URL": ("aws", "endpoint_url"),
     "AWS_ENDPOINT_URL_SQS": ("aws", "sqs_endpoint_url"),
     "AWS_ENDPOINT_URL_S3": ("aws", "s3_endpoint_url"),
+}
+
+#: Settings of earlier versions: accepted with a warning, and without effect.
+_OBSOLETE = {
+    ("llm", "capture_tokens"): "Runs say by their field `tokens` whether ids are recorded."
 }
 
 
@@ -85,10 +96,13 @@ class Settings(BaseSettings):
     dispatch: DispatchSettings = DispatchSettings()
     lease: LeaseSettings = LeaseSettings()
     collector: CollectorSettings = CollectorSettings()
+    journal: JournalSettings = JournalSettings()
     payloads: PayloadSettings = PayloadSettings()
     llm: LlmSettings = LlmSettings()
     limits: LimitsRedisSettings = LimitsRedisSettings()
     worker: WorkerSettings = WorkerSettings()
+    gateway: GatewaySettings = GatewaySettings()
+    agentcore: AgentCoreSettings = AgentCoreSettings()
     flower: FlowerSettings = FlowerSettings()
 
     @classmethod
@@ -143,10 +157,19 @@ def load_settings(
     merged: dict[str, Any] = {}
     for layer in layers:
         _merge(merged, layer)
+    _drop_obsolete(merged)
     try:
         return Settings(**merged)
     except ValidationError as error:
         raise _config_error(error) from error
+
+
+def _drop_obsolete(merged: dict[str, Any]) -> None:
+    for (section, field), why in _OBSOLETE.items():
+        fields = merged.get(section)
+        if isinstance(fields, dict) and field in fields:
+            del fields[field]
+            log.warning("The setting %s.%s has no effect any more. %s", section, field, why)
 
 
 def settings_layers(

@@ -7,11 +7,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import NoDecode
 
+from pipeline.contract.agentcore import PayloadStyle
 from pipeline.contract.base_urls import base_url_of
 from pipeline.contract.run import check_queue
 
@@ -165,6 +174,22 @@ class CollectorSettings(_Section):
     )
 
 
+class JournalSettings(_Section):
+    """Model calls that are kept while an attempt runs; the next attempt replays them."""
+
+    after_s: float = Field(
+        default=5.0,
+        ge=-1,
+        description="Generation time of the calls that are kept together: after a loss at most "
+        "this is repeated, and the call under way; 0: each call is kept; -1: none.",
+    )
+    max_bytes: int = Field(
+        default=16 * 1024 * 1024,
+        ge=0,
+        description="Largest journal of a rollout, compressed; later calls are not kept.",
+    )
+
+
 class PayloadSettings(_Section):
     """Where trajectories travel from worker to collector."""
 
@@ -211,7 +236,11 @@ class LlmSettings(_Section):
     tag_requests: bool = Field(
         default=True, description="Send the rollout's label as the field `user` of each call."
     )
-    capture_tokens: bool = Field(default=False, description="Ask for token ids and logprobs.")
+    server: Literal["auto", "vllm", "sglang", "openai"] = Field(
+        default="auto",
+        description="Decides how token ids are asked for; `auto`: the server is asked which it is; "
+        "`openai`: it returns none.",
+    )
 
     @property
     def base_urls(self) -> tuple[str, ...]:
@@ -237,6 +266,56 @@ class LimitsRedisSettings(_Section):
     )
 
 
+class AgentCoreSettings(_Section):
+    """Runs whose attempts are sessions of an agent on AgentCore, or of a container."""
+
+    results_bucket: str | None = Field(
+        default=None, description="S3 bucket of the results; required for such a run."
+    )
+    results_queue_url: SecretStr | None = Field(
+        default=None,
+        description="SQS queue that announces results; None: the bucket is listed instead.",
+    )
+    requests_per_second: float = Field(
+        default=25.0,
+        gt=0,
+        description="Invocations and stops together, of all processes, without bursts.",
+    )
+    max_sessions: int = Field(
+        default=1000, ge=1, description="Sessions that exist at once, of all runs."
+    )
+    session_timeout_s: float = Field(
+        default=900.0, gt=0, description="Longest wait for the result of one session."
+    )
+    payload_style: PayloadStyle = Field(
+        default="both",
+        description="Which of `_training` (needs the queue) and `_rollout` a payload carries.",
+    )
+
+
+class McpServerSettings(_Section):
+    """An MCP server: a command that the worker starts, or the URL of one that is running."""
+
+    command: str | None = None
+    args: tuple[str, ...] = ()
+    url: SecretStr | None = None
+    env: dict[str, SecretStr] = {}
+    cwd: Path | None = None
+    name_prefix: str = ""
+    call_timeout_s: float = Field(default=60.0, gt=0)
+
+    @model_validator(mode="after")
+    def _check_place(self) -> Self:
+        if (self.command is None) == (self.url is None):
+            raise ValueError("give either command (a server to start) or url (one that is running)")
+        return self
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of `workers.tools.mcp_tools.mcp_tools`."""
+        env = {name: value.get_secret_value() for name, value in self.env.items()}
+        return self.model_dump(exclude={"env", "url"}) | {"env": env, "url": _revealed(self.url)}
+
+
 class WorkerSettings(_Section):
     """The worker process."""
 
@@ -244,6 +323,9 @@ class WorkerSettings(_Section):
     queues: Names = Field(default=("rollouts",), description="Queues to take requests from.")
     plugins: Names = Field(
         default=(), description="Modules (or .py files) that register agents, tools and rewards."
+    )
+    mcp: dict[str, McpServerSettings] = Field(
+        default={}, description="MCP servers by name; a run has their tools by the tool `mcp:NAME`."
     )
     allowed_base_urls: SecretUrls = Field(
         default=(), description="Endpoints a run may name besides loopback and llm.base_url."
@@ -263,6 +345,12 @@ class WorkerSettings(_Section):
         description="Rollouts that were lost twice and run in processes of their own at once; "
         "further ones run in the worker; 0: all do.",
     )
+    policy_pause_wait_s: float = Field(
+        default=300.0,
+        gt=0,
+        description="Longest wait of a model call while the run's policy is paused; then the "
+        "rollout is tried again later.",
+    )
 
     @field_validator("queues")
     @classmethod
@@ -273,6 +361,22 @@ class WorkerSettings(_Section):
     def allowed_urls(self) -> tuple[str, ...]:
         """The URLs of `allowed_base_urls`."""
         return tuple(url.get_secret_value() for url in self.allowed_base_urls)
+
+
+class GatewaySettings(_Section):
+    """The gateway: model calls of agents that bring a client of their own."""
+
+    max_body_bytes: int = Field(
+        default=32 * 1024 * 1024, ge=1024, description="Largest request that is read."
+    )
+    limit_wait_s: float = Field(
+        default=300,
+        gt=0,
+        description="Longest wait of a call for the shared limits; then its client gets a 429.",
+    )
+    key_lifetime_s: float = Field(
+        default=86400, gt=0, description="Time for which the key of an attempt is accepted."
+    )
 
 
 class FlowerSettings(_Section):

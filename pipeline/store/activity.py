@@ -44,6 +44,19 @@ def describe_failing_tools(activity: RunActivity, run: str) -> tuple[str, ...]:
     )
 
 
+def describe_missing_calls(
+    activity: RunActivity, *, succeeded: int, tokens: int
+) -> tuple[str, ...]:
+    """Return a sentence if rollouts of a run succeeded and no model call was recorded."""
+    if not succeeded or tokens or activity.endpoints:
+        return ()
+    return (
+        f"No model call was recorded, though {succeeded} rollouts succeeded: if the agent calls a "
+        "model with a client of its own, these calls are not limited or counted, and no trainer "
+        "can use them (docs/agents.md, require_model_calls).",
+    )
+
+
 @dataclass(slots=True)
 class _Sum:
     count: int = 0

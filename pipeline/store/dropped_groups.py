@@ -26,6 +26,8 @@ WHERE batch_id = :batch_id AND state = 'leased' AND handed_out_at IS NULL
 FOR UPDATE
 """)
 
+_LOCK_GROUPS = text("SELECT FROM groups WHERE group_id = ANY(:ids) ORDER BY group_id FOR UPDATE")
+
 _DROP = text("""
 WITH members AS (
     DELETE FROM train_batch_groups WHERE batch_id = :batch_id AND group_id = ANY(:ids)
@@ -67,6 +69,7 @@ def drop_unreadable(
     if connection.execute(_LOCK_UNREAD, values).one_or_none() is None:
         return False
     ids = sorted(reasons)
+    connection.execute(_LOCK_GROUPS, {"ids": ids})
     connection.execute(
         _DROP,
         {"batch_id": batch_id, "ids": ids, "reasons": [storable(reasons[each]) for each in ids]},

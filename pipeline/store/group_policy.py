@@ -14,10 +14,18 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
-from pipeline.contract.rollout import DropReason, RolloutState, label_of, rollout_id_of
+from pipeline.contract.rollout import (
+    DropReason,
+    RolloutState,
+    afresh_rollout_id_of,
+    group_id_of,
+    label_of,
+    rollout_id_of,
+)
 from pipeline.contract.run import RunConfig
 from pipeline.store.engine import READY_CHANNEL, WORK_CHANNEL, notify
 from pipeline.store.groups import add_to_counters, close_groups, lock_groups
+from pipeline.store.runs import Run
 
 
 @dataclass(slots=True)
@@ -139,6 +147,35 @@ def end_overdue_groups(connection: Connection, *, most: int) -> CutReport:
     return report
 
 
+# Groups that are begun and have rollouts under way, and no earlier deadline. Their first attempts
+# were dispatched first. Locked by id, as everywhere.
+_SET_LATE = text("""
+WITH begun AS (
+    SELECT g.group_id, min(a.dispatched_at) + make_interval(secs => :deadline_s) AS at
+    FROM groups g JOIN rollouts r USING (group_id)
+    JOIN attempts a ON a.rollout_id = r.rollout_id AND a.attempt_no = 1
+    WHERE g.state = 'open' AND g.group_id IN (
+        SELECT group_id FROM rollouts
+        WHERE run_id = :run_id AND state IN ('dispatched', 'running'))
+    GROUP BY g.group_id
+), locked AS (
+    SELECT g.group_id, begun.at FROM groups g JOIN begun USING (group_id)
+    WHERE g.state = 'open' AND g.deadline_at IS DISTINCT FROM begun.at
+      AND coalesce(g.deadline_at > begun.at, true)
+    ORDER BY g.group_id FOR UPDATE OF g SKIP LOCKED
+)
+UPDATE groups g SET deadline_at = locked.at FROM locked WHERE g.group_id = locked.group_id
+""")
+
+
+def set_late_deadlines(connection: Connection, run: Run, deadline_s: float) -> None:
+    """Give groups that are under way a deadline from their first dispatch, unless it is earlier.
+
+    The reconciler closes them when it has passed.
+    """
+    connection.execute(_SET_LATE, {"run_id": run.run_id, "deadline_s": deadline_s})
+
+
 _SHORT = text("""
 SELECT run_id, group_id, prompt_id, group_no, n_target, n_rollouts, n_failed,
        n_target - (n_rollouts - n_failed - n_cancelled) AS missing
@@ -204,10 +241,17 @@ def replace_failed(
 
 def _replace(connection: Connection, group: ShortGroup) -> None:
     indexes: Iterable[int] = range(group.n_rollouts, group.n_rollouts + group.missing)
+    # A prompt may have several groups, so only its first one names rollouts by the prompt.
+    is_first = group.group_id == group_id_of(group.prompt_id)
     connection.execute(
         _REPLACE,
         {
-            "ids": [rollout_id_of(group.prompt_id, index) for index in indexes],
+            "ids": [
+                rollout_id_of(group.prompt_id, index)
+                if is_first
+                else afresh_rollout_id_of(group.group_id, index)
+                for index in indexes
+            ],
             "groups": [group.group_id] * group.missing,
             "indexes": list(indexes),
         },

@@ -35,7 +35,9 @@ WITH full_groups AS (
     WHERE group_id = ANY(:ids) AND state = 'open'
       AND n_succeeded + n_failed + n_cancelled = n_rollouts
 ), scored AS (
-    SELECT f.group_id, avg(r.reward) AS mean, stddev_pop(r.reward) AS std,
+    SELECT f.group_id, avg(r.reward) AS mean,
+           -- Exactly 0 for equal rewards: the sums of stddev_pop are rounded.
+           CASE WHEN min(r.reward) = max(r.reward) THEN 0 ELSE stddev_pop(r.reward) END AS std,
            coalesce(min(a.version_min), 0) AS min_version
     FROM full_groups f
     LEFT JOIN rollouts r ON r.group_id = f.group_id AND r.state = 'succeeded'

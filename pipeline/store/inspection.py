@@ -288,6 +288,8 @@ def _attempt(row: Any) -> dict[str, Any]:
         "n_turns": row.n_turns,
         "tokens": {"prompt": row.prompt_tokens, "completion": row.completion_tokens},
         "policy_version": {"min": row.version_min, "max": row.version_max},
+        "calls_replayed": row.calls_replayed or 0,
+        "replayed_from": row.replayed_from or [],
         "timings": row.timings,
         "trajectory": StoredBody(row.body, row.body_uri, row.body_digest, row.codec)
         if has_body

@@ -62,6 +62,8 @@ WITH locked AS (
         AS b (id, no, phase, step, worker_id)
         ON a.rollout_id = b.id AND a.attempt_no = b.no
     WHERE a.state IN ('dispatched', 'running')
+      -- A heartbeat from before the handover must not shorten the lease of a remote session.
+      AND a.phase IS DISTINCT FROM 'remote'
       AND (a.worker_id IS DISTINCT FROM b.worker_id OR a.phase IS DISTINCT FROM b.phase
            OR a.lease_until < now() + make_interval(secs => :lease_s * 2 / 3))
     FOR UPDATE OF a SKIP LOCKED

@@ -17,6 +17,7 @@ from sqlalchemy import Connection, text
 from pipeline.contract.rollout import RolloutState, RunState
 from pipeline.store.engine import READY_CHANNEL, WORK_CHANNEL, notify
 from pipeline.store.groups import add_to_counters, close_groups
+from pipeline.store.journals import delete_journals
 from pipeline.store.rollout_filter import RolloutFilter
 from pipeline.store.runs import Run, lock_run, refuse_cancelled, set_run_state
 
@@ -212,6 +213,8 @@ def retry_rollouts(
     allowed = [row for row in rows if row.group_id in reopened]
     if allowed:
         ids = [row.rollout_id for row in allowed]
+        # An operator asks for another try of the whole rollout.
+        delete_journals(connection, ids)
         connection.execute(_REQUEUE, {"ids": ids, "state": str(state)})
         add_to_counters(connection, _deltas(allowed, state, -1))
         current = lock_run(connection, run)

@@ -40,7 +40,9 @@ UPDATE attempts a SET
     error_class = o.error_class, error_code = o.error_code,
     error_message = o.error_message, error_detail = o.error_detail, phase = o.phase,
     n_turns = o.n_turns, prompt_tokens = o.prompt_tokens, completion_tokens = o.completion_tokens,
-    version_min = o.version_min, version_max = o.version_max, timings = CAST(o.timings AS jsonb)
+    version_min = o.version_min, version_max = o.version_max, timings = CAST(o.timings AS jsonb),
+    calls_replayed = o.calls_replayed, tokens_saved = o.tokens_saved,
+    replayed_from = CAST(o.replayed_from AS integer[])
 FROM unnest(
     CAST(:ids AS uuid[]), CAST(:nos AS integer[]), CAST(:states AS text[]),
     CAST(:workers AS text[]), CAST(:elapsed AS double precision[]),
@@ -48,10 +50,12 @@ FROM unnest(
     CAST(:messages AS text[]), CAST(:details AS text[]), CAST(:phases AS text[]),
     CAST(:turns AS integer[]), CAST(:prompt_tokens AS bigint[]),
     CAST(:completion_tokens AS bigint[]), CAST(:version_mins AS integer[]),
-    CAST(:version_maxs AS integer[]), CAST(:timings AS text[])
+    CAST(:version_maxs AS integer[]), CAST(:timings AS text[]),
+    CAST(:calls_replayed AS integer[]), CAST(:tokens_saved AS bigint[]),
+    CAST(:replayed_from AS text[])
 ) AS o (id, no, state, worker_id, elapsed_s, error_class, error_code, error_message,
         error_detail, phase, n_turns, prompt_tokens, completion_tokens, version_min, version_max,
-        timings)
+        timings, calls_replayed, tokens_saved, replayed_from)
 WHERE a.rollout_id = o.id AND a.attempt_no = o.no
 """)
 
@@ -88,11 +92,13 @@ WHERE a.rollout_id = o.id AND a.attempt_no <> o.no AND a.state IN ('dispatched',
 
 _TRAJECTORIES = text("""
 INSERT INTO trajectories
-    (rollout_id, attempt_no, body, body_uri, body_digest, body_bytes, codec, n_steps)
+    (rollout_id, attempt_no, body, body_uri, body_digest, body_bytes, codec, n_steps,
+     tokens, tokens_uri, tokens_digest, tokens_bytes)
 SELECT * FROM unnest(
     CAST(:ids AS uuid[]), CAST(:nos AS integer[]), CAST(:bodies AS bytea[]), CAST(:uris AS text[]),
     CAST(:digests AS text[]), CAST(:sizes AS bigint[]), CAST(:codecs AS text[]),
-    CAST(:steps AS integer[]))
+    CAST(:steps AS integer[]), CAST(:tokens AS bytea[]), CAST(:tokens_uris AS text[]),
+    CAST(:tokens_digests AS text[]), CAST(:tokens_sizes AS bigint[]))
 ON CONFLICT DO NOTHING
 """)
 
@@ -189,7 +195,14 @@ def _attempt_columns(outcomes: Sequence[AttemptOutcome]) -> dict[str, list[Any]]
         "version_mins": [completion.version_min for completion in completions],
         "version_maxs": [completion.version_max for completion in completions],
         "timings": [orjson.dumps(completion.timings).decode() for completion in completions],
+        "calls_replayed": [completion.calls_replayed or None for completion in completions],
+        "tokens_saved": [completion.tokens_saved or None for completion in completions],
+        "replayed_from": [_array(completion.replayed_from) for completion in completions],
     }
+
+
+def _array(numbers: Sequence[int]) -> str | None:
+    return "{" + ",".join(map(str, numbers)) + "}" if numbers else None
 
 
 def _rollout_columns(moved: Sequence[AttemptOutcome]) -> dict[str, list[Any]]:
@@ -234,6 +247,12 @@ def _trajectory_columns(outcomes: Sequence[AttemptOutcome]) -> dict[str, list[An
         "sizes": [completion.body_bytes or len(completion.body) for completion in completions],
         "codecs": [completion.codec for completion in completions],
         "steps": [completion.n_steps for completion in completions],
+        "tokens": Bodies(completion.tokens or None for completion in completions),
+        "tokens_uris": [completion.tokens_uri for completion in completions],
+        "tokens_digests": [completion.tokens_digest for completion in completions],
+        "tokens_sizes": [
+            completion.tokens_bytes or len(completion.tokens) or None for completion in completions
+        ],
     }
 
 

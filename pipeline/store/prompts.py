@@ -75,7 +75,10 @@ UPDATE runs SET next_group_no = next_group_no + :added, sealed_at = NULL WHERE r
 
 _SEAL = text("UPDATE runs SET sealed_at = now() WHERE run_id = :run_id AND sealed_at IS NULL")
 
-_COUNT = text("SELECT next_group_no FROM runs WHERE run_id = :run_id")
+_NEXT_GROUP = text("SELECT next_group_no FROM runs WHERE run_id = :run_id")
+
+# A prompt that was enqueued afresh has several groups.
+_COUNT = text("SELECT count(*) FROM prompts WHERE run_id = :run_id")
 
 
 def add_prompts(
@@ -102,7 +105,7 @@ def add_prompts(
     _require_distinct(source, rows)
     # Serialises the producers of one run, whose group numbers have no gaps, with its cancellation.
     refuse_cancelled(lock_run(connection, run))
-    next_group_no = count_prompts(connection, run)
+    next_group_no = connection.execute(_NEXT_GROUP, {"run_id": run.run_id}).scalar_one()
     _stage(connection, run, source, rows)
     place = {
         "run_id": run.run_id,

@@ -56,6 +56,8 @@ WITH picked AS MATERIALIZED (
     DELETE FROM rewards t USING ids WHERE t.rollout_id = ids.rollout_id RETURNING 1
 ), d_trajectories AS (
     DELETE FROM trajectories t USING ids WHERE t.rollout_id = ids.rollout_id RETURNING 1
+), d_journals AS (
+    DELETE FROM journals t USING ids WHERE t.rollout_id = ids.rollout_id RETURNING 1
 ), d_attempts AS (
     DELETE FROM attempts t USING ids WHERE t.rollout_id = ids.rollout_id RETURNING 1
 ), d_events AS (
@@ -72,7 +74,16 @@ WITH picked AS MATERIALIZED (
 SELECT (SELECT count(*) FROM d_prompts) AS prompts, (SELECT count(*) FROM d_groups) AS groups,
        (SELECT count(*) FROM d_rollouts) AS rollouts, (SELECT count(*) FROM d_attempts) AS attempts,
        (SELECT count(*) FROM d_trajectories) AS trajectories,
+       (SELECT count(*) FROM d_journals) AS journals,
        (SELECT count(*) FROM d_rewards) AS rewards, (SELECT count(*) FROM d_events) AS events
+""")
+
+_LOCK_LETTERS = text("""
+SELECT FROM dead_letters WHERE run_id = :run_id ORDER BY dead_letter_id FOR UPDATE
+""")
+
+_LOCK_BATCHES = text("""
+SELECT FROM train_batches WHERE run_id = :run_id ORDER BY batch_id FOR UPDATE
 """)
 
 # Foreign keys delete `policy_versions` and the members of train batches (ADR 0013). Counters are
@@ -96,6 +107,8 @@ WITH d_letters AS (
     DELETE FROM attempt_tallies WHERE run_id = :run_id
 ), d_rescores AS (
     DELETE FROM rescores WHERE run_id = :run_id RETURNING 1
+), d_sessions AS (
+    DELETE FROM remote_sessions WHERE run_id = :run_id RETURNING 1
 ), d_batches AS (
     DELETE FROM train_batches WHERE run_id = :run_id RETURNING 1
 ), d_run AS (
@@ -107,6 +120,7 @@ WITH d_letters AS (
 SELECT (SELECT count(*) FROM d_run) AS runs, (SELECT count(*) FROM d_batches) AS train_batches,
        (SELECT count(*) FROM d_letters) AS dead_letters,
        (SELECT count(*) FROM d_rescores) AS rescores,
+       (SELECT count(*) FROM d_sessions) AS remote_sessions,
        (SELECT count(*) FROM d_prompts) AS prompts, (SELECT count(*) FROM d_events) AS events
 """)
 
@@ -177,6 +191,8 @@ def remove_rest(connection: Connection, run: Run) -> dict[str, int]:
     """Delete the remaining rows of a run without groups, and record the removal of its name."""
     values = {"run_id": run.run_id, "name_id": run_id_of(run.slug), "state": str(run.state)}
     stop_folding(connection)
+    connection.execute(_LOCK_LETTERS, values)
+    connection.execute(_LOCK_BATCHES, values)
     deleted = _counts(connection.execute(_DELETE_RUN, values).one())
     notify(connection, READY_CHANNEL)
     return deleted

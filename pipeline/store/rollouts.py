@@ -17,6 +17,8 @@ from pipeline.store.runs import Run
 
 #: An advisory lock; nothing else in the database uses this number.
 _CLAIM_LOCK = 7_214_001
+#: Above every group number.
+_NO_END = 2**31 - 1
 
 
 class ClaimedAttempt(NamedTuple):
@@ -35,7 +37,7 @@ class ClaimedAttempt(NamedTuple):
 _CLAIM = text("""
 WITH picked AS (
     SELECT rollout_id FROM rollouts
-    WHERE run_id = :run_id AND state = 'queued' AND not_before <= now()
+    WHERE run_id = :run_id AND state = 'queued' AND not_before <= now() AND group_no < :end
     ORDER BY group_no, rollout_index LIMIT :most FOR UPDATE SKIP LOCKED
 ), claimed AS (
     UPDATE rollouts r SET state = 'dispatched', attempt_no = r.attempt_no + 1
@@ -88,7 +90,9 @@ SELECT run_id, count(*) FROM rollouts WHERE state IN ('dispatched', 'running') G
 """)
 
 
-def claim(connection: Connection, run: Run, *, most: int, lease_s: float) -> list[ClaimedAttempt]:
+def claim(
+    connection: Connection, run: Run, *, most: int, lease_s: float, end: int | None = None
+) -> list[ClaimedAttempt]:
     """Turn up to `most` queued rollouts into dispatched attempts, in order of their groups.
 
     The caller calls `set_deadlines` after its last claim.
@@ -98,8 +102,11 @@ def claim(connection: Connection, run: Run, *, most: int, lease_s: float) -> lis
         run: The run to claim from.
         most: Upper bound.
         lease_s: Seconds until an attempt that does not start counts as lost.
+        end: Number of the first group that is not claimed from; None: all groups are.
     """
-    rows = connection.execute(_CLAIM, {"run_id": run.run_id, "most": most, "lease_s": lease_s})
+    end = _NO_END if end is None else end
+    values = {"run_id": run.run_id, "most": most, "lease_s": lease_s, "end": end}
+    rows = connection.execute(_CLAIM, values)
     return [ClaimedAttempt(*row) for row in rows]
 
 

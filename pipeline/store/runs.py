@@ -15,6 +15,7 @@ from sqlalchemy import Connection, Row, bindparam, text
 from sqlalchemy.dialects.postgresql import JSONB
 
 from pipeline.contract.errors import NotAllowed, NotFound
+from pipeline.contract.policy import Policy
 from pipeline.contract.rollout import RunState, run_id_of
 from pipeline.contract.run import DEFAULT_REQUEST_QUEUE, RunConfig, RunOrigin, own_queue_of
 from pipeline.store.working_time import advance_clock
@@ -23,7 +24,13 @@ _CREATE = text("""
 INSERT INTO runs (run_id, slug, config) VALUES (:run_id, :slug, :config) ON CONFLICT DO NOTHING
 """).bindparams(bindparam("config", type_=JSONB))
 
-_COLUMNS = "run_id, slug, state, state_reason, config, policy_version, created_at, sealed_at"
+_COLUMNS = """
+run_id, slug, state, state_reason, config, policy_version, created_at, sealed_at, (
+    SELECT jsonb_build_object('run_id', p.run_id, 'version', p.version, 'serial', p.serial,
+                              'mode', p.mode, 'endpoints', coalesce(p.endpoints, '[]'))
+    FROM policy_versions p WHERE p.run_id = runs.run_id AND p.version = runs.policy_version
+) AS policy
+"""
 
 _GET = text(f"SELECT {_COLUMNS} FROM runs WHERE slug = :slug")
 
@@ -76,6 +83,7 @@ class Run:
     policy_version: int
     created_at: datetime
     sealed_at: datetime | None
+    policy: Policy | None = None  #: the one that was published last
     origin: RunOrigin = field(default_factory=RunOrigin)
 
 
@@ -204,6 +212,7 @@ def _run(row: Row[Any]) -> Run:
         policy_version=row.policy_version,
         created_at=row.created_at,
         sealed_at=row.sealed_at,
+        policy=None if row.policy is None else Policy.model_validate(row.policy),
         origin=RunOrigin.stored(row.config.get("origin") or {}),
     )
 

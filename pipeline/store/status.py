@@ -6,23 +6,30 @@ statement, so they are consistent. Reads only.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from sqlalchemy import Connection, text
 
 from pipeline.contract.activity import RunActivity
-from pipeline.contract.rollout import GroupState, RolloutState, RunState
+from pipeline.contract.rollout import DropReason, GroupState, RolloutState, RunState
 from pipeline.contract.run import RunConfig
 from pipeline.contract.train_batch import PipelineStats
 from pipeline.store.accounting import Accounting, account
-from pipeline.store.activity import describe_failing_tools, run_activity
+from pipeline.store.activity import describe_failing_tools, describe_missing_calls, run_activity
+from pipeline.store.capacity import run_capacity
 from pipeline.store.processes import ALIVE_S
 from pipeline.store.reward_error import GROUP_SUMS, STDERR, prompt_sums
 from pipeline.store.run_health import is_failing
 from pipeline.store.runs import Run
-from pipeline.store.wait_reasons import WaitFacts, explain_wait
+from pipeline.store.unfit_groups import count_equal_rewards
+from pipeline.store.wait_reasons import (
+    TrainerFacts,
+    WaitFacts,
+    explain_trainer_wait,
+    explain_wait,
+)
 from pipeline.store.working_time import elapsed_s
 
 # Reads run counters and rows of partial indexes, so its time does not grow with the run.
@@ -49,6 +56,9 @@ WITH r AS (
         coalesce(sum(prompt_tokens), 0) AS prompt_tokens,
         coalesce(sum(completion_tokens), 0) AS completion_tokens
     FROM attempt_tallies WHERE run_id = :run_id
+), j AS (
+    SELECT coalesce(sum(tokens_saved), 0) AS saved_tokens FROM attempts
+    WHERE run_id = :run_id AND calls_replayed > 0
 ), g AS (
     SELECT coalesce(jsonb_agg(jsonb_build_array(state, drop_reason, n)), '[]') AS groups
     FROM (SELECT state, drop_reason, sum(n) AS n FROM group_tallies WHERE run_id = :run_id
@@ -75,13 +85,16 @@ WITH r AS (
         count(*) FILTER (WHERE kind = 'collector') AS live_collectors
     FROM processes WHERE last_seen_at > now() - make_interval(secs => :alive_s)
 )
-SELECT r.*, a.*, g.*, e.*, s.*, w.*, o.*, p.*, coalesce(prompts, 0) AS reward_prompts,
+SELECT r.*, a.*, j.*, g.*, e.*, s.*, w.*, o.*, p.*,
+    (SELECT version FROM policy_versions v WHERE v.run_id = runs.run_id
+     AND v.version = runs.policy_version AND v.mode = 'pause') AS paused_version,
+    coalesce(prompts, 0) AS reward_prompts,
     {stderr} AS reward_stderr, runs.state, runs.state_reason,
     runs.judged_finished, runs.judged_failed, runs.next_group_no,
     runs.sealed_at IS NOT NULL AS is_sealed,
     runs.worked_s, extract(epoch FROM now() - runs.worked_at) AS since_s,
     extract(epoch FROM r.last_finished_at - runs.worked_at) AS ended_s
-FROM runs, r, c, a, g, e, s, w, o, p WHERE runs.run_id = :run_id
+FROM runs, r, c, a, j, g, e, s, w, o, p WHERE runs.run_id = :run_id
 """
 
 # Cheap enough for a loop: both subqueries use partial indexes.
@@ -128,12 +141,15 @@ class RunStatus:
     activity: RunActivity
     prompt_tokens: int
     completion_tokens: int
+    saved_tokens: int  #: of replayed calls; they are also in the two counts before
     elapsed_s: float
     oldest_running_s: float | None
     live_workers: int
     waits: tuple[str, ...]
     warnings: tuple[str, ...]  #: problems that the run does not wait for
     sums: Accounting
+    trainer: str | None  #: why its trainer waits; None: the run has had no trainer
+    equal_rewards: dict[str, int]  #: groups dropped as `zero_variance`, by the reward
 
     @property
     def is_done(self) -> bool:
@@ -178,12 +194,18 @@ class RunStatus:
             "errors": self.errors,
             "model_calls": [calls.model_dump(mode="json") for calls in self.activity.endpoints],
             "tools": {name: calls.model_dump() for name, calls in self.activity.tools.items()},
-            "tokens": {"prompt": self.prompt_tokens, "completion": self.completion_tokens},
+            "tokens": {
+                "prompt": self.prompt_tokens,
+                "completion": self.completion_tokens,
+                "saved": self.saved_tokens,
+            },
             "elapsed_s": round(self.elapsed_s, 3),
             "accounting": self.sums.to_json(),
             "waits": list(self.waits),
             "scores": [asdict(score) for score in self.scores],
             "warnings": list(self.warnings),
+            "trainer": self.trainer,
+            "zero_variance": self.equal_rewards,
         }
 
 
@@ -202,7 +224,14 @@ def run_status(connection: Connection, run: Run, *, started: Collection[str] = (
 
 
 def _run_status(
-    connection: Connection, run: Run, sums: str, started: Collection[str] = ()
+    connection: Connection,
+    run: Run,
+    sums: str,
+    started: Collection[str] = (),
+    *,
+    consumer: str | None = None,
+    wanted: int | None = None,
+    explains: bool = False,
 ) -> RunStatus:
     query = _STATUS.format(prompt_sums=sums, stderr=STDERR)
     row = connection.execute(text(query), {"run_id": run.run_id, "alive_s": ALIVE_S}).one()
@@ -212,6 +241,38 @@ def _run_status(
     errors = dict(sorted(row.errors.items(), key=lambda item: (-item[1], item[0])))
     oldest = _figure(row.oldest_running_s)
     activity = run_activity(connection, run.run_id)
+    groups = _by_state(row.groups)
+    drops = {reason: n for _, reason, n in row.groups if reason is not None}
+    equal = count_equal_rewards(connection, run) if DropReason.ZERO_VARIANCE in drops else {}
+    has_trainer = run.config.is_admitted or groups["leased"] or groups["consumed"]
+    capacity = run_capacity(connection, run) if has_trainer or explains else None
+    facts = WaitFacts(
+        run=run.slug,
+        state=state,
+        state_reason=row.state_reason,
+        is_sealed=row.is_sealed,
+        queued=rollouts["queued"],
+        dispatched=rollouts["dispatched"],
+        running=rollouts["running"],
+        oldest_running_s=oldest,
+        retry_waits=row.retry_waits,
+        next_retry_s=_figure(row.next_retry_s),
+        live_workers=row.live_workers,
+        live_collectors=row.live_collectors,
+        errors=errors,
+        endpoints=activity.endpoints,
+        queue=run.config.queue,
+        started=started,
+        paused_version=row.paused_version,
+        capacity=capacity if run.config.is_admitted else None,
+    )
+    trainer = capacity and TrainerFacts(
+        wanted=wanted or capacity.groups_per_step,
+        groups=groups,
+        drops=drops,
+        equal_rewards=equal,
+        leased_elsewhere=_count_leased_elsewhere(connection, run, groups, consumer),
+    )
     return RunStatus(
         run=run.slug,
         sums=account(connection, run.run_id),
@@ -219,8 +280,8 @@ def _run_status(
         state_reason=row.state_reason,
         is_failing=state is RunState.PAUSED and _is_failing(row, rollouts["failed"], run.config),
         allowed_error_rate=run.config.allowed_error_rate,
-        groups=_by_state(row.groups),
-        drops={reason: n for _, reason, n in row.groups if reason is not None},
+        groups=groups,
+        drops=drops,
         rollouts=rollouts,
         reward_n=int(row.reward_n),
         reward_mean=_figure(row.reward_mean),
@@ -234,30 +295,21 @@ def _run_status(
         activity=activity,
         prompt_tokens=int(row.prompt_tokens),
         completion_tokens=int(row.completion_tokens),
+        saved_tokens=int(row.saved_tokens),
         elapsed_s=_elapsed_s(row, state, n_open),
         oldest_running_s=oldest,
         live_workers=row.live_workers,
-        waits=explain_wait(
-            WaitFacts(
-                run=run.slug,
-                state=state,
-                state_reason=row.state_reason,
-                is_sealed=row.is_sealed,
-                queued=rollouts["queued"],
-                dispatched=rollouts["dispatched"],
-                running=rollouts["running"],
-                oldest_running_s=oldest,
-                retry_waits=row.retry_waits,
-                next_retry_s=_figure(row.next_retry_s),
-                live_workers=row.live_workers,
-                live_collectors=row.live_collectors,
-                errors=errors,
-                endpoints=activity.endpoints,
-                queue=run.config.queue,
-                started=started,
-            )
+        waits=explain_wait(facts),
+        trainer=trainer and explain_trainer_wait(trainer, facts),
+        equal_rewards=equal,
+        warnings=(
+            *describe_failing_tools(activity, run.slug),
+            *describe_missing_calls(
+                activity,
+                succeeded=rollouts["succeeded"],
+                tokens=int(row.prompt_tokens + row.completion_tokens),
+            ),
         ),
-        warnings=describe_failing_tools(activity, run.slug),
     )
 
 
@@ -267,12 +319,21 @@ WHERE run_id = :run_id AND state = 'leased' AND consumer <> :consumer
 """)
 
 
-def run_stats(connection: Connection, run: Run, *, consumer: str) -> PipelineStats:
-    """Return a run's figures as the trainer client hands them out to a consumer."""
+def run_stats(
+    connection: Connection, run: Run, *, consumer: str | None = None, wanted: int | None = None
+) -> PipelineStats:
+    """Return a run's figures as the trainer client hands them out to a consumer.
+
+    Args:
+        connection: An open transaction.
+        run: The run.
+        consumer: Who asks; None: a person.
+        wanted: Groups that the trainer waits for; None: as many as a step of the run takes.
+    """
     # Without the standard error, which trainers do not get, the sums over groups are enough.
-    status = _run_status(connection, run, GROUP_SUMS)
-    values = {"run_id": run.run_id, "consumer": consumer}
-    leased = status.groups["leased"] and connection.execute(_LEASED_ELSEWHERE, values).scalar_one()
+    status = _run_status(
+        connection, run, GROUP_SUMS, consumer=consumer, wanted=wanted, explains=True
+    )
     return PipelineStats(
         run=status.run,
         state=str(status.state),
@@ -283,8 +344,19 @@ def run_stats(connection: Connection, run: Run, *, consumer: str) -> PipelineSta
         oldest_running_s=status.oldest_running_s,
         live_workers=status.live_workers,
         waits=status.waits,
-        leased_elsewhere=leased,
+        leased_elsewhere=_count_leased_elsewhere(connection, run, status.groups, consumer),
+        why=status.trainer,
+        equal_rewards=status.equal_rewards,
     )
+
+
+def _count_leased_elsewhere(
+    connection: Connection, run: Run, groups: Mapping[str, int], consumer: str | None
+) -> int:
+    if consumer is None or not groups["leased"]:
+        return 0
+    values = {"run_id": run.run_id, "consumer": consumer}
+    return connection.execute(_LEASED_ELSEWHERE, values).scalar_one()
 
 
 def run_state(connection: Connection, run: Run) -> RunState:

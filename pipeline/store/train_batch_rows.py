@@ -25,7 +25,10 @@ class BatchGroup(NamedTuple):
 
 
 class BatchRollout(NamedTuple):
-    """A succeeded rollout of a batch, with the stored body of the attempt that won."""
+    """A succeeded rollout of a batch, with the tokens of the attempt that won.
+
+    `body` is None for a rollout with tokens: `read_body_row` reads it when a trainer asks for it.
+    """
 
     group_id: UUID
     rollout_id: UUID
@@ -35,6 +38,18 @@ class BatchRollout(NamedTuple):
     attempt_no: int
     version_min: int | None
     version_max: int | None
+    body: bytes | None
+    body_uri: str | None
+    body_digest: str | None
+    codec: str | None
+    tokens: bytes | None
+    tokens_uri: str | None
+    tokens_digest: str | None
+
+
+class BodyRow(NamedTuple):
+    """The stored body of an attempt."""
+
     body: bytes | None
     body_uri: str | None
     body_digest: str | None
@@ -49,12 +64,19 @@ WHERE m.batch_id = :batch_id ORDER BY m.position
 
 _ROLLOUTS = text("""
 SELECT r.group_id, r.rollout_id, r.rollout_index, r.reward, r.stop_reason, a.attempt_no,
-       a.version_min, a.version_max, t.body, t.body_uri, t.body_digest, t.codec
+       a.version_min, a.version_max, CASE WHEN t.tokens_digest IS NULL THEN t.body END AS body,
+       t.body_uri, t.body_digest, t.codec, t.tokens, t.tokens_uri, t.tokens_digest
 FROM train_batch_groups m JOIN rollouts r USING (group_id)
 JOIN attempts a ON a.rollout_id = r.rollout_id AND a.attempt_no = r.winner_attempt_no
 LEFT JOIN trajectories t ON t.rollout_id = r.rollout_id AND t.attempt_no = r.winner_attempt_no
 WHERE m.batch_id = :batch_id AND r.state = 'succeeded'
 ORDER BY m.position, r.rollout_index
+""").execution_options(**{BINARY: True})
+
+
+_BODY = text("""
+SELECT body, body_uri, body_digest, codec FROM trajectories
+WHERE rollout_id = :rollout_id AND attempt_no = :attempt_no
 """).execution_options(**{BINARY: True})
 
 
@@ -66,3 +88,9 @@ def read_batch(
     values = {"batch_id": batch_id}
     groups = [BatchGroup(*row) for row in connection.execute(_GROUPS, values)]
     return groups, [BatchRollout(*row) for row in connection.execute(_ROLLOUTS, values)]
+
+
+def read_body_row(connection: Connection, rollout_id: UUID, attempt_no: int) -> BodyRow:
+    """Return the stored body of an attempt."""
+    values = {"rollout_id": rollout_id, "attempt_no": attempt_no}
+    return BodyRow(*connection.execute(_BODY, values).one())

@@ -15,7 +15,10 @@ from sqlalchemy import Connection, text
 from pipeline.contract.errors import NotAllowed
 from pipeline.contract.rollout import batch_id_of
 from pipeline.contract.train_batch import BatchSpec
+from pipeline.store.engine import WORK_CHANNEL, notify
+from pipeline.store.group_policy import set_late_deadlines
 from pipeline.store.runs import Run
+from pipeline.store.unfit_groups import HAS_VARIANCE, IS_FRESH, drop_unfit, fitness
 
 E_TAKEN_OVER = "E133"
 
@@ -70,18 +73,19 @@ FROM runs WHERE run_id = :run_id
 """)
 
 # One statement for the usual case, because a pull waits one round trip for each statement.
-_LEASE = text("""
+_LEASE = """
 WITH known AS (
     SELECT state FROM train_batches
     WHERE run_id = :run_id AND consumer = :consumer AND trainer_step = :step FOR UPDATE
 ), picked AS (
-    SELECT group_id, min_version, group_no FROM groups
+    SELECT group_id, min_version, group_no, ready_at FROM groups
     WHERE run_id = :run_id AND state = 'ready'
       AND n_succeeded >= CASE WHEN :full THEN n_target ELSE least(:min_size, n_target) END
       AND NOT EXISTS (SELECT FROM known WHERE state <> 'abandoned')
-    ORDER BY min_version, group_no LIMIT :most FOR UPDATE SKIP LOCKED
+      AND {is_fresh} AND {has_variance}
+    ORDER BY {order} LIMIT :most FOR UPDATE SKIP LOCKED
 ), placed AS (
-    SELECT group_id, row_number() OVER (ORDER BY min_version, group_no) AS position FROM picked
+    SELECT group_id, row_number() OVER (ORDER BY {order}) AS position FROM picked
 ), manifest AS (
     SELECT count(*) AS n,
         encode(sha256(string_agg(uuid_send(group_id), '' ORDER BY position)), 'hex') AS digest
@@ -94,7 +98,7 @@ WITH known AS (
     FROM manifest WHERE n >= :least
     ON CONFLICT (run_id, consumer, trainer_step) DO UPDATE SET state = 'leased', reason = NULL,
         leased_at = now(), lease_until = excluded.lease_until, handed_out_at = NULL,
-        policy_version = :policy_version,
+        policy_version = :policy_version, committed_at = NULL, checkpoint_uri = NULL,
         manifest_digest = excluded.manifest_digest
     WHERE train_batches.state = 'abandoned'
     RETURNING batch_id
@@ -109,14 +113,27 @@ WITH known AS (
 ), noted AS (
     INSERT INTO events (run_id, entity, entity_id, from_state, to_state)
     SELECT run_id, 'group', group_id, 'ready', 'leased' FROM leased
+), renewed AS (
+    -- A trainer that pulls lives: its earlier steps stay its own, also if it rarely commits.
+    UPDATE train_batches SET lease_until = now() + make_interval(secs => :lease_s)
+    WHERE batch_id IN (SELECT batch_id FROM train_batches
+                       WHERE run_id = :run_id AND consumer = :consumer AND state = 'leased'
+                         AND lease_until < now() + make_interval(secs => :lease_s / 2)
+                         AND EXISTS (SELECT FROM batch) FOR UPDATE SKIP LOCKED)
 )
 SELECT (SELECT state FROM known) AS before, n >= :least AS is_enough,
        EXISTS (SELECT FROM batch) AS is_leased, left(digest, 16) AS manifest FROM manifest
-""")
+"""
+_OLDEST_FIRST, _FIFO = (
+    text(_LEASE.format(order=order, is_fresh=IS_FRESH, has_variance=HAS_VARIANCE))
+    for order in ("min_version, group_no", "ready_at, group_no")
+)
 
 _RENEW = text("""
 UPDATE train_batches SET lease_until = now() + make_interval(secs => :lease_s)
-WHERE batch_id = :batch_id AND state = 'leased'
+WHERE batch_id IN (SELECT batch_id FROM train_batches
+                   WHERE run_id = :run_id AND consumer = :consumer AND state = 'leased'
+                   FOR UPDATE SKIP LOCKED)
 """)
 
 
@@ -150,16 +167,27 @@ def lease_batch(
         "full": spec.require_full_groups,
         "min_size": spec.min_group_size,
         "most": spec.groups,
+        **fitness(run, spec, policy_version),
     }
-    found = connection.execute(_LEASE, values | {"least": spec.groups}).one()
-    if found.before in (None, "abandoned") and not found.is_enough:
+    lease = _FIFO if spec.order == "fifo" else _OLDEST_FIRST
+    found = connection.execute(lease, values | {"least": spec.groups}).one()
+    is_new = found.before in (None, "abandoned")
+    if is_new and not found.is_enough:
         # Expired leases of other consumers are only looked for when too few groups are ready.
         connection.execute(_TAKE_OVER, values)
+        drop_unfit(connection, run, spec, values)
+        if spec.group_deadline_s is not None:
+            set_late_deadlines(connection, run, spec.group_deadline_s)
         least = 1 if connection.execute(_IS_FINISHED, values).scalar_one() else spec.groups
-        found = connection.execute(_LEASE, values | {"least": least}).one()
+        found = connection.execute(lease, values | {"least": least}).one()
+    elif is_new:
+        drop_unfit(connection, run, spec, values)
     if found.is_leased:
+        if run.config.is_admitted:
+            # The dispatcher may begin as many groups as the trainer has taken.
+            notify(connection, WORK_CHANNEL)
         return LeasedBatch(values["batch_id"], found.manifest, replayed=False, handed_out=False)
-    if found.before in (None, "abandoned") and not found.is_enough:
+    if is_new and not found.is_enough:
         return None
     # Two processes of one consumer may pull the same step: both get the batch that one leased.
     return _replay(connection, values, connection.execute(_FIND, values).one(), run)
@@ -181,6 +209,12 @@ def _replay(connection: Connection, values: dict[str, Any], found: Any, run: Run
         replayed=True,
         handed_out=found.handed_out,
     )
+
+
+def renew_leases(connection: Connection, run: Run, *, consumer: str, lease_s: float) -> int:
+    """Renew the leases of all steps that a consumer holds; return how many it renewed."""
+    values = {"run_id": run.run_id, "consumer": consumer, "lease_s": lease_s}
+    return connection.execute(_RENEW, values).rowcount
 
 
 _HAND_OUT = text("""

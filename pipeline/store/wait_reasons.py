@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pipeline.contract.activity import EndpointCalls
 from pipeline.contract.rollout import RunState
 from pipeline.contract.run import DEFAULT_REQUEST_QUEUE
+from pipeline.store.capacity import Capacity
 
 #: Error classes that are named.
 _TOP_ERRORS = 3
@@ -36,6 +37,57 @@ class WaitFacts:
     endpoints: Sequence[EndpointCalls] = ()
     queue: str = DEFAULT_REQUEST_QUEUE
     started: Collection[str] = ()  #: kinds of processes that the asking command started itself
+    paused_version: int | None = None  #: the published version, where its mode is `pause`
+    capacity: Capacity | None = None  #: of runs that begin groups only as they stay fresh
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerFacts:
+    """The figures that a trainer's wait is explained by."""
+
+    wanted: int
+    groups: Mapping[str, int]  #: by state
+    drops: Mapping[str, int]  #: by reason
+    equal_rewards: Mapping[str, int]  #: groups dropped for their variance, by the reward
+    leased_elsewhere: int
+
+
+def explain_trainer_wait(facts: TrainerFacts, run: WaitFacts) -> str:
+    """Return the reason why a trainer waits, as one sentence with its numbers."""
+    ready, n_open = facts.groups["ready"], facts.groups["open"]
+    is_over = run.state in (RunState.FINISHED, RunState.CANCELLED)
+    if ready >= facts.wanted:
+        are = "group is" if ready == 1 else "groups are"
+        return (
+            f"{ready} {are} ready and the trainer asks for {facts.wanted}: it can pull, unless its "
+            "batch asks for more usable rollouts than they have."
+        )
+    if is_over and not ready and not facts.leased_elsewhere:
+        return f"No group can become ready any more: {_past(facts)}."
+    parts = [f"{n_open} are open"]
+    if run.running or run.dispatched:
+        oldest = run.oldest_running_s
+        since = "" if oldest is None else f", the oldest for {duration(oldest)}"
+        parts[0] += f" with {run.running + run.dispatched} rollouts under way{since}"
+    if run.queued:
+        parts.append(f"{run.queued} rollouts are queued")
+    if facts.leased_elsewhere:
+        parts.append(f"{facts.leased_elsewhere} groups are leased to other consumers")
+    parts.append(_past(facts))
+    asked = f"The trainer waits for {facts.wanted} groups and {ready} are ready"
+    return f"{asked}: {', '.join(parts)}."
+
+
+def _past(facts: TrainerFacts) -> str:
+    told = f"{facts.groups['consumed']} are consumed"
+    drops = [f"{n} {reason}{_values(reason, facts)}" for reason, n in sorted(facts.drops.items())]
+    return f"{told} and {sum(facts.drops.values())} dropped ({', '.join(drops)})" if drops else told
+
+
+def _values(reason: str, facts: TrainerFacts) -> str:
+    if reason != "zero_variance" or not facts.equal_rewards:
+        return ""
+    return " [" + ", ".join(f"all {v}: {n}" for v, n in facts.equal_rewards.items()) + "]"
 
 
 def explain_wait(facts: WaitFacts) -> tuple[str, ...]:
@@ -52,6 +104,11 @@ def _sentences(facts: WaitFacts) -> Iterator[str]:
         yield f"It is paused{because}; go on with: rollout continue {facts.run}."
     if facts.state is RunState.CANCELLED:
         yield "It is cancelled."
+    if facts.paused_version is not None and n_open:
+        yield (
+            f"Its policy is paused at version {facts.paused_version}: model calls wait until the "
+            f"trainer publishes the next one (rollout policy publish {facts.run} VERSION)."
+        )
     if n_open and not facts.live_collectors:
         yield _missing("controller", facts.started)
     if n_open and not facts.live_workers:
@@ -73,12 +130,24 @@ def _sentences(facts: WaitFacts) -> Iterator[str]:
         noun = "rollout" if facts.retry_waits == 1 else "rollouts"
         yield f"{facts.retry_waits} {noun} {verb} for a retry, the next in {soon}."
     if facts.queued > facts.retry_waits:
-        yield f"{_rollouts(facts.queued - facts.retry_waits)} queued."
+        yield f"{_rollouts(facts.queued - facts.retry_waits)} queued{_admission(facts.capacity)}."
     if not facts.is_sealed:
         yield "Its prompts are still being enqueued, or that was interrupted."
     if facts.errors:
         top = sorted(facts.errors.items(), key=lambda item: (-item[1], item[0]))[:_TOP_ERRORS]
         yield f"Failed so far: {', '.join(f'{n} {name}' for name, n in top)}."
+
+
+def _admission(capacity: Capacity | None) -> str:
+    if capacity is None or capacity.free:
+        return ""
+    return (
+        f" and would be too old when they are trained: {capacity.ahead} groups are ahead of them "
+        f"({capacity.ready} ready, {capacity.leased} leased, {capacity.running} under way), and "
+        f"the run begins {capacity.most} at most (max_staleness {capacity.max_staleness}, "
+        f"{capacity.groups_per_step} groups per step); they wait for the trainer to pull, publish "
+        "or commit"
+    )
 
 
 def _missing(kind: str, started: Collection[str]) -> str:

@@ -12,8 +12,9 @@ from fixtures.messages import completion_of
 from fixtures.waiting import wait_until
 
 from pipeline.contract.errors import ConfigError, ServiceUnavailable, UnreadableBody
+from pipeline.contract.trajectory import digest_of
 from pipeline.queue.broker import broker_of
-from pipeline.queue.claim_checks import check_out, find_outcomes, load_body
+from pipeline.queue.claim_checks import check_out, find_outcomes, load_body, load_tokens
 from pipeline.queue.completions import OutcomeConsumer, OutcomePublisher
 from pipeline.queue.frames import decode_completions
 from pipeline.queue.payloads import FolderPayloads, PayloadStore, open_payloads
@@ -101,6 +102,28 @@ def test_each_execution_of_an_attempt_keeps_an_object_of_its_own(payloads):
         assert load_body(completion.body_uri, completion.body_digest, payloads) == body
     assert payloads.delete_all(str(first.run_id)) == 2 + len(others)
     assert list(find_outcomes(first.run_id, label, payloads)) == []
+
+
+def test_the_tokens_have_an_object_of_their_own_that_the_completion_names(payloads):
+    whole = completion_of(1, body=BIG, tokens=b"ids", tokens_digest=digest_of(b"ids"))
+    light = check_out(whole, payloads)
+    assert (light.body, light.tokens, light.tokens_bytes) == (b"", b"", 3)
+    assert light.tokens_uri is not None
+    assert load_tokens(light.tokens_uri, light.tokens_digest, payloads) == b"ids"
+    assert load_body(light.body_uri, light.body_digest, payloads) == BIG
+    # A completion that is recovered from the store names its tokens, too.
+    assert list(find_outcomes(light.run_id, light.label, payloads)) == [light]
+
+
+def test_the_tokens_of_another_execution_are_not_read(payloads):
+    first, second = (
+        check_out(completion_of(1, tokens=ids, tokens_digest=digest_of(ids)), payloads)
+        for ids in (b"1", b"2")
+    )
+    with pytest.raises(UnreadableBody, match="not the one that was accepted"):
+        load_tokens(second.tokens_uri, first.tokens_digest, payloads)
+    with pytest.raises(UnreadableBody, match="is gone"):
+        load_tokens(payloads.uri("run/never.tokens"), None, payloads)
 
 
 def test_objects_are_found_by_the_beginning_of_their_key(payloads):

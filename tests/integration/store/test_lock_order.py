@@ -16,13 +16,15 @@ from fixtures.waiting import wait_until
 from sqlalchemy import Engine, create_engine, event, text
 
 from pipeline.collector import Collector
-from pipeline.contract.errors import ErrorClass, NotAllowed
+from pipeline.contract.errors import ErrorClass, NotAllowed, NotFound
 from pipeline.contract.messages import AttemptBeat, Completion, ErrorRecord, Heartbeat, RewardPart
 from pipeline.contract.rollout import RolloutState
 from pipeline.contract.train_batch import BatchSpec
 from pipeline.dispatcher import Dispatcher
 from pipeline.queue.completions import Delivery
+from pipeline.redrive import redrive
 from pipeline.settings import Settings
+from pipeline.store.dropped_groups import drop_unreadable
 from pipeline.store.engine import open_engine, transact
 from pipeline.store.group_policy import end_overdue_groups
 from pipeline.store.operations import (
@@ -33,13 +35,18 @@ from pipeline.store.operations import (
     retry_rollouts,
 )
 from pipeline.store.outcomes import record_outcomes
+from pipeline.store.policies import publish_policy
 from pipeline.store.prompts import add_prompts
+from pipeline.store.removal import begin_removal, remove_groups, remove_rest
+from pipeline.store.rewind import give_back_later_steps
 from pipeline.store.rollout_filter import RolloutFilter
 from pipeline.store.run_counters import fold_run_counters
 from pipeline.store.train_batches import abandon_batch, commit_batches, lease_batch
 from pipeline.store.working_time import advance_clocks
 
 ROUNDS = 60
+#: A removal takes as long as many rounds of the others.
+REMOVALS = 12
 _NAME = "test_lock_order"
 
 
@@ -50,8 +57,8 @@ class Writers:
         self.engine = engine
         self.settings = settings
         self.random = random.Random(seed)
-        lively = {"n": 2, "oversample": 1, "replacements": 2, "max_attempts": 2}
-        clocked = {"group_deadline_s": 0.2, "max_error_rate": 1.0}
+        lively: dict[str, Any] = {"n": 2, "oversample": 1, "replacements": 2, "max_attempts": 2}
+        clocked: dict[str, Any] = {"group_deadline_s": 0.2, "max_error_rate": 1.0}
         self.stories = [
             StoredRun(engine, prompts=12, **lively, **clocked),
             StoredRun(engine, prompts=12, **lively),
@@ -168,17 +175,33 @@ class Writers:
     def train(self) -> None:
         run = self.random.choice(self.stories).run
         consumer = f"c{next(self.consumers)}"
-        spec = BatchSpec(groups=2)
+        spec = BatchSpec(
+            groups=2,
+            max_staleness=0,
+            filter_zero_variance=self.random.random() < 0.2,
+            requeue=("stale", "zero_variance"),
+            group_deadline_s=60,
+        )
+        version = self.random.choice([None, 0, 1])
         leased = transact(
             self.engine,
             lambda c: lease_batch(
-                c, run, consumer=consumer, step=0, spec=spec, policy_version=None, lease_s=0.0
+                c, run, consumer=consumer, step=0, spec=spec, policy_version=version, lease_s=0.0
             ),
         )
         if leased is None:
             return
+        choice = self.random.random()
         try:
-            if self.random.random() < 0.5:
+            if choice < 0.2:
+                afresh = choice < 0.1
+                transact(
+                    self.engine,
+                    lambda c: give_back_later_steps(
+                        c, run, consumer=consumer, after=-1, afresh=afresh
+                    ),
+                )
+            elif choice < 0.6:
                 transact(
                     self.engine, lambda c: commit_batches(c, run, consumer=consumer, upto_step=0)
                 )
@@ -189,6 +212,62 @@ class Writers:
                 )
         except NotAllowed:
             pass
+
+    def publish(self) -> None:
+        run = self.random.choice(self.stories).run
+        try:
+            transact(self.engine, lambda c: publish_policy(c, run, next(self.consumers)))
+        except NotAllowed:
+            pass
+
+    def drop(self) -> None:
+        run = self.random.choice(self.stories).run
+        consumer = f"c{next(self.consumers)}"
+        leased = transact(
+            self.engine,
+            lambda c: lease_batch(
+                c,
+                run,
+                consumer=consumer,
+                step=0,
+                spec=BatchSpec(groups=3),
+                policy_version=None,
+                lease_s=0.0,
+            ),
+        )
+        if leased is not None:
+            query = text("SELECT group_id FROM train_batch_groups WHERE batch_id = :batch_id")
+            with self.engine.connect() as connection:
+                ids = list(connection.scalars(query, {"batch_id": leased.batch_id}))
+            reasons = dict.fromkeys(self.random.sample(ids, len(ids)), "test")
+            transact(
+                self.engine,
+                lambda c: drop_unreadable(c, leased.batch_id, leased.manifest or "", reasons),
+            )
+        letters = text("SELECT dead_letter_id FROM dead_letters ORDER BY random() LIMIT 3")
+        with self.engine.connect() as connection:
+            numbers = list(connection.scalars(letters))
+        for number in numbers:
+            try:
+                transact(self.engine, lambda c, n=number: redrive(c, n))
+            except (NotAllowed, NotFound):
+                pass
+
+    def remove(self) -> None:
+        """Fill a run, end it with its dead letters and batches, and remove it."""
+        story = StoredRun(self.engine, prompts=6, n=1, n_min=1)
+        self.stories.append(story)
+        claimed = story.claim()
+        story.record(*[story.succeeded(each) for each in claimed[:4]])
+        self.drop()
+        transact(self.engine, lambda c: begin_cancel(c, story.run))
+        while transact(self.engine, lambda c: cancel_rollouts(c, story.run, most=15)):
+            pass
+        self.stories.remove(story)
+        transact(self.engine, lambda c: begin_removal(c, story.run))
+        while transact(self.engine, lambda c: remove_groups(c, story.run, most=3))["groups"]:
+            pass
+        transact(self.engine, lambda c: remove_rest(c, story.run))
 
     def rescore(self) -> None:
         part = RewardPart(name="numeric", value=1.0)
@@ -249,10 +328,12 @@ TOGETHER = {
     "two collectors with outcomes": ["collect", "collect", "dispatch"],
     "a collector and an operator": ["collect", "operate", "dispatch"],
     "a collector and a reconciler": ["collect", "reconcile", "dispatch", "operate"],
-    "trainers and a rescore": ["train", "train", "rescore", "collect", "dispatch"],
+    "trainers and unreadable groups": ["train", "drop", "drop", "rescore", "collect", "dispatch"],
+    "removals": ["remove", "remove", "drop", "collect", "train", "reconcile"],
+    "trainers and a rescore": ["train", "train", "rescore", "publish", "collect", "dispatch"],
     "all": [
         *("dispatch", "collect", "collect", "renew", "reconcile", "operate"),
-        *("enqueue", "train", "rescore"),
+        *("enqueue", "train", "rescore", "drop"),
     ],
 }
 
@@ -266,7 +347,7 @@ def test_writers_that_run_at_once_never_deadlock(engine, eager_engine, make_sett
 
     def work(write: Callable[[], None]) -> None:
         try:
-            for _ in range(ROUNDS):
+            for _ in range(REMOVALS if write == writers.remove else ROUNDS):
                 write()
         except BaseException as error:
             errors.append(error)

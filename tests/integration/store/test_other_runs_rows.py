@@ -21,6 +21,7 @@ from benchmarks.store_subject import GROUP, PAST_RUN, fill_runs, tidy
 from pipeline.contract.messages import Heartbeat
 from pipeline.contract.rollout import RolloutState
 from pipeline.contract.train_batch import BatchSpec
+from pipeline.store.capacity import first_not_admitted
 from pipeline.store.engine import open_engine, transact
 from pipeline.store.group_policy import end_overdue_groups
 from pipeline.store.leases import keep_alive, queues_in_flight, silent_attempts
@@ -32,6 +33,8 @@ from pipeline.store.operations import (
     retry_rollouts,
 )
 from pipeline.store.outcomes import record_outcomes
+from pipeline.store.policies import policies_in_use, publish_policy
+from pipeline.store.rewind import give_back_later_steps
 from pipeline.store.rollout_filter import RolloutFilter
 from pipeline.store.rollouts import claim, count_in_flight
 from pipeline.store.runs import active_runs, get_run
@@ -130,6 +133,31 @@ def pull(connection: Connection, story: StoredRun, groups: int) -> None:
     )
 
 
+def pull_fresh(connection: Connection, story: StoredRun) -> None:
+    """Pull where one group is too old, and the others have equal rewards."""
+    publish_policy(connection, story.run, 9)
+    lease_batch(
+        connection,
+        story.run,
+        consumer="c",
+        step=0,
+        spec=BatchSpec(
+            groups=1,
+            max_staleness=9,
+            filter_zero_variance=True,
+            requeue=("stale", "zero_variance"),
+            group_deadline_s=60,
+        ),
+        policy_version=9,
+        lease_s=60,
+    )
+
+
+def rewind(connection: Connection, story: StoredRun) -> None:
+    pull_and_commit(connection, story)
+    give_back_later_steps(connection, story.run, consumer="c", after=-1, afresh=True)
+
+
 def pull_and_commit(connection: Connection, story: StoredRun) -> None:
     pull(connection, story, 1)
     commit_batches(connection, story.run, consumer="c", upto_step=0)
@@ -155,6 +183,10 @@ OFTEN: dict[str, Callable[[Connection, StoredRun], object]] = {
     "a look at deadlines": lambda c, _: end_overdue_groups(c, most=100),
     "an advance of clocks": lambda c, _: advance_clocks(c),
     "a pull": pull_and_commit,
+    "a pull of fresh groups": pull_fresh,
+    "a rewind": rewind,
+    "a look at capacity": lambda c, story: first_not_admitted(c, story.run),
+    "a look at policies": lambda c, _: policies_in_use(c),
     "a pull of too few groups": lambda c, story: pull(c, story, 100),
     "a state": lambda c, story: run_state(c, story.run),
     "a status": lambda c, story: run_status(c, story.run),

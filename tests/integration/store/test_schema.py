@@ -27,12 +27,15 @@ from pipeline.contract.errors import (
     StoreUnavailable,
     UnreadableBody,
 )
+from pipeline.contract.messages import JournalFrame
 from pipeline.contract.run import RunOrigin
 from pipeline.contract.train_batch import BatchSpec
+from pipeline.contract.trajectory import digest_of
 from pipeline.queue.claim_checks import check_out
 from pipeline.queue.payloads import FolderPayloads
 from pipeline.store.accounting import check_accounting
 from pipeline.store.engine import open_engine, transact
+from pipeline.store.journals import add_frames
 from pipeline.store.leases import silent_attempts
 from pipeline.store.processes import list_processes
 from pipeline.store.rescore_requests import request_rescores
@@ -211,8 +214,8 @@ def test_a_store_in_use_takes_requests_for_rescores(engine):
     story = StoredRun(engine, prompts=2, n=1, n_min=1)
     story.record(story.succeeded(story.claim_one()))
     running = story.claim_one()
-    downgrade(engine, "0011")
     before = story.everything()
+    downgrade(engine, "0011")
     assert upgrade(engine) == head()
     assert story.everything() == before
     asked = {"error_class": None, "queue": "rollouts", "awaited": False}
@@ -243,11 +246,13 @@ def test_a_run_in_flight_is_judged_after_the_upgrade_to_markers(engine):
     assert collector.catch_up() == collector.watermark()
     transact(engine, lambda c: c.execute(text("UPDATE attempts SET lease_until = 'epoch'")))
     collector.catch_up()
+    watermark = collector.watermark()
+    assert watermark is not None
     silent = transact(
         engine,
         lambda c: silent_attempts(
             c,
-            watermark=collector.watermark(),
+            watermark=watermark,
             departed={},
             expire=False,
             grace_s=0.0,
@@ -255,6 +260,50 @@ def test_a_run_in_flight_is_judged_after_the_upgrade_to_markers(engine):
         ),
     )
     assert [attempt.rollout_id for attempt in silent] == [held.rollout_id]
+
+
+def test_trajectories_of_the_schema_before_have_no_tokens_and_new_ones_have_theirs(engine):
+    story = StoredRun(engine, prompts=2, n=2)
+    early, *late = story.claim(3)
+    story.record(story.succeeded(early))
+    story.beat(*late)
+    before = story.everything()
+    downgrade(engine, "0013")
+    assert "tokens" not in story.everything()["trajectories"][0]
+
+    assert upgrade(engine) == head()
+    assert story.everything() == before
+    fields = {"tokens": b"ids", "tokens_bytes": 3, "tokens_digest": digest_of(b"ids")}
+    story.record(*(story.succeeded(attempt, **fields) for attempt in late))
+    stored = story.rows(
+        "SELECT attempt_no, tokens, tokens_uri, tokens_digest, tokens_bytes FROM trajectories"
+        " ORDER BY tokens_bytes"
+    )
+    kept = {"attempt_no": 1, "tokens": b"ids", "tokens_uri": None, "tokens_bytes": 3}
+    none = dict.fromkeys(("tokens", "tokens_uri", "tokens_digest", "tokens_bytes"))
+    assert stored == [kept | {"tokens_digest": digest_of(b"ids")}] * 2 + [{"attempt_no": 1} | none]
+    with engine.connect() as connection:
+        assert check_accounting(connection, story.run.run_id) == []
+
+
+def test_attempts_in_flight_record_calls_after_the_upgrade_to_journals(engine):
+    story = StoredRun(engine, prompts=2)
+    running, finished = story.claim()
+    story.beat(running, finished)
+    story.record(story.succeeded(finished))
+    before = story.everything()
+    downgrade(engine, "0017")
+    assert "calls_replayed" not in story.everything()["attempts"][0]
+
+    assert upgrade(engine) == head()
+    assert story.everything() == before
+    frame = {"first": 0, "n_calls": 1, "body": b"calls"}
+    kept = JournalFrame(**story.succeeded(running).identity, **frame)
+    assert transact(engine, lambda c: add_frames(c, [kept])) == 1
+    replays = {"calls_replayed": 3, "replayed_from": (1, 2), "tokens_saved": 70}
+    story.record(story.succeeded(running, **replays))
+    row = story.attempt(running)
+    assert (row["calls_replayed"], row["replayed_from"], row["tokens_saved"]) == (3, [1, 2], 70)
 
 
 def test_an_empty_database_is_refused_with_the_command_that_helps(empty):
@@ -304,6 +353,26 @@ def test_processes_that_upgrade_at_once_do_not_meet(empty):
     for one in engines:
         one.dispose()
     assert results == [head()] * 4
+
+
+def test_a_store_of_the_schema_before_gets_policies_and_keeps_everything(engine):
+    story = StoredRun(engine, prompts=3, n=2)
+    story.record(*(story.succeeded(attempt) for attempt in story.claim(4)))
+    trainer = TrainerClient(engine, run=story.run.slug)
+    trainer.pull(0, BatchSpec(groups=1))
+    trainer.publish_policy(3, uri="file:///w3", mode="pause")
+    now, before = columns(engine), story.everything()
+
+    downgrade(engine, "0016")
+    (published,) = story.rows("SELECT version, weights_uri FROM policy_versions")
+    assert published == {"version": 3, "weights_uri": "file:///w3"}
+    assert upgrade(engine) == head()
+
+    assert (columns(engine), story.everything()) == (now, before)
+    assert trainer.publish_policy(4)
+    batch = trainer.pull(1, BatchSpec(groups=1, max_staleness=0), policy_version=0)
+    assert [group.group_no for group in batch.groups] == [1]
+    trainer.close()
 
 
 def test_a_server_that_does_not_answer_is_named_without_its_password():

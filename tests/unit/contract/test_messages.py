@@ -261,6 +261,29 @@ def test_a_bad_completion_in_a_frame_leaves_its_neighbours_alone():
     assert item.raw.endswith(b"two")
 
 
+def test_both_bodies_of_a_completion_travel_beside_its_header():
+    digest = "0" * 32
+    sent = [
+        completion(body=b"one", tokens=b"ids of one", tokens_digest=digest),
+        completion(body=b"two"),
+        completion(tokens=b"ids alone", tokens_digest=digest),
+    ]
+    assert decode_completions(encode_completions(sent)) == (sent, [])
+
+
+def test_a_frame_without_tokens_is_the_one_that_earlier_versions_read():
+    frame = encode_completions([completion(body=b"one")])
+    assert b"tokens_" not in frame
+
+
+def test_a_frame_of_a_version_without_tokens_is_read():
+    one = completion(body=b"one")
+    header = one.model_dump_json(exclude={"tokens_bytes", "tokens_uri", "tokens_digest"})
+    index = json.dumps({"headers": [header], "sizes": [3]}).encode()
+    frame = b"RPC1" + len(index).to_bytes(4, "big") + index + b"one"
+    assert decode_completions(frame) == ([one], [])
+
+
 @pytest.mark.parametrize("cut", [0, 1, 7, 8, 20, -1])
 def test_a_frame_that_was_cut_is_refused_whole(cut):
     frame = encode_completions([completion(body=b"body")])

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from pipeline.contract import trajectory
 from pipeline.contract.errors import MalformedMessage
+from pipeline.contract.model_call import CallTokens, ModelCall
 from pipeline.contract.trajectory import (
-    ModelCall,
     TrajectoryRecord,
+    dump_json,
     pack_record,
     unpack_record,
 )
@@ -27,8 +28,11 @@ records = st.builds(
         st.builds(
             ModelCall,
             sequence=st.integers(0, 100),
-            completion_token_ids=st.none() | st.lists(st.integers(0, 2**31), max_size=5),
-            logprobs=st.none() | st.lists(st.floats(-50, 0), max_size=5),
+            agent=texts,
+            response=st.none() | st.dictionaries(texts, texts, max_size=2),
+            policy_version=st.none() | st.integers(0, 9),
+            sampling=st.dictionaries(texts, st.floats(0, 1), max_size=2),
+            trainable=st.booleans(),
         ),
         max_size=2,
     ),
@@ -39,6 +43,18 @@ records = st.builds(
 @given(record=records)
 def test_a_record_unpacked_is_the_record(record):
     assert unpack_record(pack_record(record)) == record
+
+
+def test_a_body_holds_no_token_ids():
+    call = ModelCall(sequence=0, tokens=CallTokens(b"\1\0\0\0", b"\2\0\0\0"))
+    record = unpack_record(pack_record(TrajectoryRecord(calls=[call])))
+    assert record.calls == [ModelCall(sequence=0)]
+
+
+def test_a_body_of_an_earlier_version_is_read_without_its_lists_of_ids():
+    call = {"sequence": 0, "model": "qwen", "prompt_token_ids": [1], "logprobs": None}
+    body = zstandard.compress(dump_json({"messages": [], "calls": [call]}))
+    assert unpack_record(body).calls == [ModelCall(sequence=0, model="qwen")]
 
 
 @pytest.mark.parametrize(

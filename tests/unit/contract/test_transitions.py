@@ -81,7 +81,11 @@ def test_no_state_is_terminal_and_in_flight():
 
 def test_an_accepted_outcome_is_for_ever():
     assert not ROLLOUT_TRANSITIONS[RolloutState.SUCCEEDED]
-    assert not GROUP_TRANSITIONS[GroupState.CONSUMED]
+
+
+def test_only_a_trainer_that_goes_back_leads_out_of_consumed():
+    # To an earlier checkpoint: its groups are ready again, or dropped and enqueued afresh.
+    assert GROUP_TRANSITIONS[GroupState.CONSUMED] == {GroupState.READY, GroupState.DROPPED}
 
 
 def test_only_an_operator_leads_out_of_failed_and_cancelled():

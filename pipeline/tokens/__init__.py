@@ -1,0 +1,1 @@
+"""Recorded tokens: packing, merging into segments, rows and padding; pure functions."""
