@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 from uuid import UUID
 
@@ -16,16 +17,22 @@ from sqlalchemy import Connection, Engine
 
 from pipeline.contract.errors import ServiceUnavailable, UnreadableBody
 from pipeline.contract.rollout import DropReason, RunState, group_label_of
-from pipeline.contract.train_batch import BatchSpec, TrainBatch, TrainGroup, TrainRollout
+from pipeline.contract.train_batch import BatchSpec
 from pipeline.queue.claim_checks import E_BODY_GONE
 from pipeline.queue.payloads import E_PAYLOADS, PayloadStore
 from pipeline.store.dropped_groups import drop_unreadable
 from pipeline.store.engine import transact
 from pipeline.store.runs import Run
 from pipeline.store.status import run_state
-from pipeline.store.train_batch_rows import BatchGroup, BatchRollout, read_batch
+from pipeline.store.train_batch_rows import (
+    BatchGroup,
+    BatchRollout,
+    read_batch,
+    read_body_row,
+)
 from pipeline.store.train_batches import LeasedBatch, abandon_batch, hand_out_batch, lease_batch
-from pipeline.trainer.bodies import read_body
+from pipeline.trainer.bodies import read_body, read_tokens
+from pipeline.trainer.train_batch import TrainBatch, TrainGroup, TrainRollout
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +53,14 @@ class _Rows(NamedTuple):
 
     @property
     def needs_store(self) -> bool:
-        return any(row.body is None and row.body_uri is not None for row in self.rollouts)
+        return any(_is_elsewhere(row) for row in self.rollouts)
+
+
+class _Bodies(NamedTuple):
+    """What was read of a rollout: its tokens, or else the body of its trajectory."""
+
+    tokens: bytes
+    body: bytes | None
 
 
 class ConsumerBatches:
@@ -90,9 +104,9 @@ class ConsumerBatches:
             if unreadable:
                 self._replace(step, rows, unreadable)
             elif rows.is_final or not rows.needs_store or self._hand_out(rows.leased):
-                groups = _train_groups(rows, bodies)
+                groups = self._train_groups(rows, bodies)
                 return TrainBatch(
-                    self._run.slug, self._consumer, step, groups, rows.leased.replayed
+                    self._run.slug, self._consumer, step, groups, rows.leased.replayed, spec
                 )
 
     def _lease(
@@ -113,15 +127,17 @@ class ConsumerBatches:
 
     def _read(
         self, rollouts: Sequence[BatchRollout]
-    ) -> tuple[dict[UUID, bytes], dict[UUID, UnreadableBody]]:
+    ) -> tuple[dict[UUID, _Bodies], dict[UUID, UnreadableBody]]:
         """Return the bodies by rollout, and the first error of each group that has one."""
-        bodies: dict[UUID, bytes] = {}
+        bodies: dict[UUID, _Bodies] = {}
         unreadable: dict[UUID, UnreadableBody] = {}
         for row in rollouts:
             if row.group_id in unreadable:
                 continue
             try:
-                bodies[row.rollout_id] = read_body(row, self._payloads) or b""
+                tokens = read_tokens(row, self._payloads)
+                body = None if tokens else read_body(row, self._payloads) or b""
+                bodies[row.rollout_id] = _Bodies(tokens, body)
             except UnreadableBody as error:
                 unreadable[row.group_id] = error
         return bodies, unreadable
@@ -187,31 +203,49 @@ class ConsumerBatches:
             if group.group_id in unreadable
         ]
 
+    def _train_groups(self, rows: _Rows, bodies: Mapping[UUID, _Bodies]) -> tuple[TrainGroup, ...]:
+        members: dict[UUID, list[TrainRollout]] = {}
+        for row in rows.rollouts:
+            found = bodies[row.rollout_id]
+            rollout = TrainRollout(
+                rollout_id=row.rollout_id,
+                rollout_index=row.rollout_index,
+                reward=row.reward,
+                stop_reason=row.stop_reason,
+                attempt_no=row.attempt_no,
+                tokens=found.tokens,
+                codec=row.codec or "zstd+json",
+                version_min=row.version_min,
+                version_max=row.version_max,
+                _read_body=partial(self._body_of, row, found.body),
+            )
+            members.setdefault(row.group_id, []).append(rollout)
+        return tuple(
+            TrainGroup(
+                group_id=row.group_id,
+                group_no=row.group_no,
+                n_target=row.n_target,
+                prompt=row.payload,
+                rollouts=tuple(members.get(row.group_id, ())),
+                reward_mean=row.reward_mean,
+                reward_std=row.reward_std,
+            )
+            for row in rows.groups
+        )
 
-def _train_groups(rows: _Rows, bodies: Mapping[UUID, bytes]) -> tuple[TrainGroup, ...]:
-    members: dict[UUID, list[TrainRollout]] = {}
-    for row in rows.rollouts:
-        rollout = TrainRollout(
-            rollout_id=row.rollout_id,
-            rollout_index=row.rollout_index,
-            reward=row.reward,
-            stop_reason=row.stop_reason,
-            attempt_no=row.attempt_no,
-            body=bodies[row.rollout_id],
-            codec=row.codec or "zstd+json",
-            version_min=row.version_min,
-            version_max=row.version_max,
+    def _body_of(self, row: BatchRollout, body: bytes | None) -> bytes:
+        """Return the body of a rollout; of one with tokens it is read when it is asked for."""
+        if body is not None:
+            return body
+        stored = transact(
+            self._engine,
+            lambda connection: read_body_row(connection, row.rollout_id, row.attempt_no),
         )
-        members.setdefault(row.group_id, []).append(rollout)
-    return tuple(
-        TrainGroup(
-            group_id=row.group_id,
-            group_no=row.group_no,
-            n_target=row.n_target,
-            prompt=row.payload,
-            rollouts=tuple(members.get(row.group_id, ())),
-            reward_mean=row.reward_mean,
-            reward_std=row.reward_std,
-        )
-        for row in rows.groups
-    )
+        return read_body(stored, self._payloads) or b""
+
+
+def _is_elsewhere(row: BatchRollout) -> bool:
+    """Say whether the payload store holds what a trainer needs of a rollout."""
+    if row.tokens_digest is not None:
+        return row.tokens is None
+    return row.body is None and row.body_uri is not None

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from pipeline.contract.errors import ConfigError, PipelineError
 from pipeline.contract.trajectory import TrajectoryRecord, unpack_record
-from pipeline.queue.claim_checks import load_body, require_digest
+from pipeline.queue.claim_checks import load_body, load_tokens, require_digest
 from pipeline.queue.payloads import PayloadStore
 
 
@@ -37,6 +37,25 @@ class BodyRow(Protocol):
         ...
 
 
+class TokensRow(Protocol):
+    """A row with the token body of an attempt: at most one of `tokens` and `tokens_uri` is set."""
+
+    @property
+    def tokens(self) -> bytes | None:
+        """The packed tokens."""
+        ...
+
+    @property
+    def tokens_uri(self) -> str | None:
+        """Their place in the payload store."""
+        ...
+
+    @property
+    def tokens_digest(self) -> str | None:
+        """Their digest; None without tokens."""
+        ...
+
+
 def read_body(row: BodyRow, payloads: PayloadStore | None) -> bytes | None:
     """Return the body of a row, None where the row has none.
 
@@ -49,12 +68,22 @@ def read_body(row: BodyRow, payloads: PayloadStore | None) -> bytes | None:
         return require_digest(bytes(row.body), row.body_digest, of="in the database")
     if row.body_uri is None:
         return None
-    if payloads is None:
-        raise ConfigError(
-            f"A trajectory lies at {row.body_uri}.",
-            remedy="Give the client the payload store: TrainerClient(payloads=…).",
-        )
-    return load_body(row.body_uri, row.body_digest, payloads)
+    return load_body(row.body_uri, row.body_digest, _required(payloads, row.body_uri))
+
+
+def read_tokens(row: TokensRow, payloads: PayloadStore | None) -> bytes:
+    """Return the token body of a row, empty where the row has none.
+
+    Raises:
+        UnreadableBody: The tokens are gone or damaged, or are not those that were accepted.
+        ServiceUnavailable: The payload store does not answer.
+        ConfigError: The tokens are in the payload store, and no payload store was given.
+    """
+    if row.tokens is not None:
+        return require_digest(bytes(row.tokens), row.tokens_digest, of="in the database")
+    if row.tokens_uri is None:
+        return b""
+    return load_tokens(row.tokens_uri, row.tokens_digest, _required(payloads, row.tokens_uri))
 
 
 def read_record(row: BodyRow, payloads: PayloadStore) -> TrajectoryRecord | None:
@@ -77,3 +106,12 @@ def try_read_record(
         return read_record(row, payloads), None
     except PipelineError as error:
         return None, error
+
+
+def _required(payloads: PayloadStore | None, uri: str) -> PayloadStore:
+    if payloads is None:
+        raise ConfigError(
+            f"A trajectory lies at {uri}.",
+            remedy="Give the client the payload store: TrainerClient(payloads=…).",
+        )
+    return payloads

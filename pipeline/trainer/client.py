@@ -8,24 +8,23 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Literal, get_args
 
 from sqlalchemy import Engine
 
 from pipeline.contract.errors import InputError, ServiceUnavailable
 from pipeline.contract.names import check_name
+from pipeline.contract.policy import PolicyMode, check_publication
 from pipeline.contract.rollout import RunState
-from pipeline.contract.train_batch import (
-    BatchSpec,
-    NotReady,
-    PipelineStats,
-    ResumeInfo,
-    TrainBatch,
-)
+from pipeline.contract.train_batch import BatchSpec, NotReady, PipelineStats, ResumeInfo
 from pipeline.embedded import EmbeddedServices
 from pipeline.queue.payloads import PayloadStore, open_payloads
 from pipeline.settings import Settings, load_settings
+from pipeline.store.capacity import run_capacity
 from pipeline.store.engine import READY_CHANNEL, Listener, open_engine, transact
+from pipeline.store.policies import publish_policy
+from pipeline.store.rewind import give_back_later_steps
 from pipeline.store.runs import Run, get_run
 from pipeline.store.schema import require_current
 from pipeline.store.status import run_stats
@@ -34,12 +33,17 @@ from pipeline.store.train_batches import (
     commit_batches,
     forget_lost_batches,
     list_steps,
+    renew_leases,
 )
 from pipeline.trainer.batches import ConsumerBatches
+from pipeline.trainer.train_batch import TrainBatch
 
 #: Longer than most trainer steps. An expired lease ends only if another consumer needs the groups.
 LEASE_S = 3600.0
 _POLL_S = 2.0
+
+#: What becomes of the steps after a checkpoint.
+Later = Literal["replay", "ready", "afresh"]
 
 
 class TrainerClient:
@@ -72,6 +76,7 @@ class TrainerClient:
             raise InputError(str(error)) from error
         self._engine = engine
         self._consumer = consumer
+        self.lease_s = lease_s
         self._run: Run = transact(engine, lambda connection: get_run(connection, run))
         self._batches = ConsumerBatches(
             engine, self._run, consumer=consumer, payloads=payloads, lease_s=lease_s
@@ -114,7 +119,8 @@ class TrainerClient:
         Args:
             step: The trainer's step; pulled again it gives the same groups in the same order.
             spec: What to lease; a replay keeps what was leased.
-            policy_version: Weights being trained, for the record.
+            policy_version: Version of the weights being trained; groups that are more than
+                `spec.max_staleness` versions behind it are dropped. None: none is too old.
             timeout_s: Longest wait for enough groups; None does not wait.
 
         Raises:
@@ -126,19 +132,47 @@ class TrainerClient:
                 group, which is dropped.
             ServiceUnavailable: The payload store does not answer; nothing is dropped.
         """
-        spec = spec or BatchSpec()
         deadline = time.monotonic() + (timeout_s or 0.0)
         while True:
-            pulled = self._batches.take(step, spec, policy_version=policy_version)
-            if isinstance(pulled, TrainBatch):
-                return pulled
-            left = deadline - time.monotonic()
-            # The figures are costly in a large run, so they are not read at each wake-up.
-            if left <= 0 or pulled in (RunState.FINISHED, RunState.CANCELLED):
-                stats = self.stats()
-                if left <= 0 or stats.drained:
-                    raise NotReady(stats, wanted=spec.groups)
-            self._listener.wait(min(left, _POLL_S))
+            left_s = deadline - time.monotonic()
+            batch = self.try_pull(
+                step, spec, policy_version=policy_version, is_last_try=left_s <= 0
+            )
+            if batch is not None:
+                return batch
+            self.wait_for_groups(min(left_s, _POLL_S))
+
+    def try_pull(
+        self,
+        step: int,
+        spec: BatchSpec | None = None,
+        *,
+        policy_version: int | None = None,
+        is_last_try: bool = True,
+    ) -> TrainBatch | None:
+        """Return the batch of this step as `pull` does, without waiting.
+
+        Returns:
+            None if too few groups are ready, and it is neither the last try nor is waiting of no
+            use.
+
+        Raises:
+            NotReady: Too few groups are ready.
+        """
+        spec = spec or BatchSpec()
+        pulled = self._batches.take(step, spec, policy_version=policy_version)
+        if isinstance(pulled, TrainBatch):
+            return pulled
+        # The figures are costly in a large run, so they are not read at each wake-up.
+        if is_last_try or pulled in (RunState.FINISHED, RunState.CANCELLED):
+            stats = self.stats(wanted=spec.groups)
+            if is_last_try or stats.drained:
+                raise NotReady(stats, wanted=spec.groups)
+        return None
+
+    def wait_for_groups(self, timeout_s: float) -> None:
+        """Wait until groups became ready or were dropped, or until the time is over."""
+        self._listener.wait(timeout_s)
 
     def commit(self, upto_step: int, *, checkpoint_uri: str | None = None) -> int:
         """Consume all batches up to this step; call it when the step's checkpoint is durable.
@@ -168,16 +202,27 @@ class TrainerClient:
             ),
         )
 
-    def resume(self, *, committed_step: int | None) -> ResumeInfo:
+    def resume(self, *, committed_step: int | None, later: Later = "replay") -> ResumeInfo:
         """Return the next step after a restart from the checkpoint of `committed_step`.
 
-        Steps up to it are committed if they are not yet. Later leased steps can be replayed, except
-        those that another consumer took over: they lease other groups when they are pulled. None
-        means that there is no checkpoint.
+        Steps up to it are committed if they are not yet. The checkpoint may be of any age: later
+        steps may be committed already. Steps that another consumer took over lease other groups
+        when they are pulled.
+
+        Args:
+            committed_step: The step of the checkpoint; None: there is no checkpoint.
+            later: What becomes of this consumer's later steps. `replay`: pulled again, they give
+                the same batches. `ready`: their groups are ready for whoever pulls next. `afresh`:
+                their groups are dropped as `rewound`, and their prompts enqueued again.
 
         Raises:
             NotAllowed: One of the committed steps was taken over by another consumer.
+            InputError: There is no such choice for `later`.
         """
+        if later not in get_args(Later):
+            raise InputError(
+                f"later={later!r} is not known.", remedy="Use replay, ready or afresh."
+            )
         after = -1 if committed_step is None else committed_step
         if committed_step is not None:
             self.commit(committed_step)
@@ -187,17 +232,95 @@ class TrainerClient:
                 connection, self._run, consumer=self._consumer, after=after
             ),
         )
+        returned = 0 if later == "replay" else self._give_back(after, afresh=later == "afresh")
         steps = self._steps()
         replay = tuple(
             step for step, state in steps if step > after and state in ("leased", "committed")
         )
-        return ResumeInfo(committed_step, next_step=after + 1, replay=replay)
+        policy = self._current_run().policy
+        return ResumeInfo(
+            committed_step,
+            next_step=after + 1,
+            replay=replay,
+            groups_returned=returned,
+            policy_version=None if policy is None else policy.version,
+        )
 
-    def stats(self) -> PipelineStats:
-        """Return the figures of the run and the reasons why it is not finished."""
+    def _give_back(self, after: int, *, afresh: bool) -> int:
         return transact(
             self._engine,
-            lambda connection: run_stats(connection, self._run, consumer=self._consumer),
+            lambda connection: give_back_later_steps(
+                connection, self._run, consumer=self._consumer, after=after, afresh=afresh
+            ),
+        )
+
+    def renew(self) -> int:
+        """Renew the leases of all steps that this consumer holds; return how many.
+
+        `pull` renews them too. Call it within a trainer step that takes longer than the lease.
+        """
+        return transact(
+            self._engine,
+            lambda connection: renew_leases(
+                connection, self._run, consumer=self._consumer, lease_s=self.lease_s
+            ),
+        )
+
+    def publish_policy(
+        self,
+        version: int,
+        *,
+        endpoints: str | Sequence[str] | None = None,
+        uri: str | None = None,
+        mode: PolicyMode = "keep",
+    ) -> bool:
+        """Make this version of the weights the current one; return whether anything changed.
+
+        Requests carry it from now on, and running workers learn of it within seconds (on SQS with
+        their next request). Calls whose server reports no version are stamped with it. Publish the
+        version that the servers begin with before prompts are enqueued.
+
+        Args:
+            version: Ascending. The current one may be published again with another mode.
+            endpoints: Base URLs that serve it; None: those of the version before.
+            uri: Where the weights are, for the record.
+            mode: What becomes of model calls. `keep`: those under way finish on the old weights;
+                `abort`: they are repeated on the new ones; `pause`: new calls wait for the next
+                publication, for at most `worker.policy_pause_wait_s`.
+
+        Raises:
+            NotAllowed: A later version was published before, or the run is cancelled.
+            InputError: The version, the mode or an endpoint cannot be.
+        """
+        given = endpoints if endpoints is None or isinstance(endpoints, str) else tuple(endpoints)
+        urls = check_publication(version, given, mode)
+        return transact(
+            self._engine,
+            lambda connection: publish_policy(
+                connection, self._run, version, endpoints=urls, uri=uri, mode=mode
+            ),
+        )
+
+    def capacity(self) -> int:
+        """Return how many groups may be begun now so that none is too old when it is trained.
+
+        `(max_staleness + 1) * groups_per_step - (ready + leased + running)`, counted now, by the
+        run's fields. Without them `max_staleness` is 4, and `groups_per_step` the size of the last
+        pull. Leased steps that are trained already do not count.
+        """
+        return transact(self._engine, lambda c: run_capacity(c, self._run).free)
+
+    def stats(self, *, wanted: int | None = None) -> PipelineStats:
+        """Return the figures of the run and the reasons why it is not finished.
+
+        Args:
+            wanted: Groups that the trainer waits for; None: as many as the run's step takes.
+        """
+        return transact(
+            self._engine,
+            lambda connection: run_stats(
+                connection, self._run, consumer=self._consumer, wanted=wanted
+            ),
         )
 
     def stream(
@@ -217,10 +340,7 @@ class TrainerClient:
         Raises:
             NotReady: Nothing became ready for `timeout_s`.
         """
-        if start_step is None:
-            committed = [step for step, state in self._steps() if state == "committed"]
-            start_step = max(committed, default=-1) + 1
-        step = start_step
+        step = self.next_step() if start_step is None else start_step
         while True:
             try:
                 batch = self.pull(step, spec, timeout_s=timeout_s)
@@ -231,10 +351,18 @@ class TrainerClient:
             yield batch
             step += 1
 
+    def next_step(self) -> int:
+        """Return the step after the last that was committed."""
+        committed = [step for step, state in self._steps() if state == "committed"]
+        return max(committed, default=-1) + 1
+
     def close(self) -> None:
         """Close the connections to the store."""
         self._listener.close()
         self._engine.dispose()
+
+    def _current_run(self) -> Run:
+        return transact(self._engine, lambda connection: get_run(connection, self._run.slug))
 
     def _steps(self) -> list[tuple[int, str]]:
         return transact(

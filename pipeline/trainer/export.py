@@ -127,6 +127,8 @@ def _line(run: Run, row: Any, payloads: PayloadStore, report: ExportReport) -> d
     if unreadable is not None:
         report.unreadable += 1
     call = record.calls[-1] if record and record.calls else None
+    metadata = dict(record.metadata) if record else {}
+    diff, tests = metadata.pop("diff", None), metadata.pop("tests", None)
     columns: dict[str, Any] = row._asdict()
     columns |= {
         "run": run.slug,
@@ -140,6 +142,9 @@ def _line(run: Run, row: Any, payloads: PayloadStore, report: ExportReport) -> d
         "finished_at": None if row.finished_at is None else row.finished_at.isoformat(),
         "messages": record.messages if record else [],
         "tools": record.tools if record else {},
+        "diff": storable(diff) if isinstance(diff, str) else None,
+        "tests": tests,
+        "metadata": metadata,
         "unreadable": None if unreadable is None else str(unreadable),
     }
     error = {name: columns[f"error_{name}"] for name in FIELDS["error"]}

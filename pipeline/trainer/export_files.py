@@ -21,7 +21,7 @@ from pipeline.contract.trajectory import dump_json
 Format = Literal["jsonl", "parquet"]
 
 #: Version of the lines' shape, kept in the metadata of Parquet files.
-EXPORT_SCHEMA = 2
+EXPORT_SCHEMA = 3
 STDOUT = Path("-")
 E_OUTPUT = "E109"
 
@@ -66,6 +66,9 @@ COLUMNS = {
     "prompt": "json",
     "messages": "json",
     "tools": "json",
+    "diff": "string",
+    "tests": "json",
+    "metadata": "json",
     "unreadable": "string",
 }
 #: Fields of the columns that are objects; `rewards` is a list of them.
@@ -188,7 +191,7 @@ class _Parquet:
             self._chars = 0
 
 
-_TEXTS = [name for name, kind in COLUMNS.items() if kind == "json"]
+_TEXTS = ["diff", *(name for name, kind in COLUMNS.items() if kind == "json")]
 
 
 def _arrow_type(kind: str) -> Any:

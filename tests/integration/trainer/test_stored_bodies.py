@@ -15,7 +15,7 @@ from sqlalchemy import Engine, text
 
 from pipeline.contract.errors import NotAllowed, ServiceUnavailable, UnreadableBody
 from pipeline.contract.messages import Completion
-from pipeline.contract.train_batch import BatchSpec, NotReady, TrainBatch
+from pipeline.contract.train_batch import BatchSpec, NotReady
 from pipeline.contract.trajectory import TrajectoryRecord, pack_record
 from pipeline.queue.claim_checks import check_out
 from pipeline.queue.frames import decode_completions, encode_completions
@@ -28,6 +28,7 @@ from pipeline.store.engine import transact
 from pipeline.store.rollouts import ClaimedAttempt
 from pipeline.trainer.client import TrainerClient
 from pipeline.trainer.export import export_lines
+from pipeline.trainer.train_batch import TrainBatch
 
 ONE = BatchSpec(groups=1, min_group_size=1)
 TWO = BatchSpec(groups=2, min_group_size=1)

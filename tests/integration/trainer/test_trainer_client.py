@@ -11,11 +11,12 @@ from fixtures.waiting import wait_until
 from sqlalchemy import Engine, text
 
 from pipeline.contract.errors import NotAllowed, NotFound
-from pipeline.contract.train_batch import BatchSpec, NotReady, TrainBatch
+from pipeline.contract.train_batch import BatchSpec, NotReady
 from pipeline.store.accounting import check_accounting
 from pipeline.store.engine import transact
 from pipeline.store.train_batches import lease_batch
 from pipeline.trainer.client import TrainerClient
+from pipeline.trainer.train_batch import TrainBatch
 
 TWO = BatchSpec(groups=2)
 #: A lease that is over as soon as it is granted.

@@ -1,0 +1,243 @@
+"""The trainer's client for asyncio: the methods of `TrainerClient`, awaitable.
+
+Used by asynchronous trainers. It has two threads of its own, whatever is awaited or cancelled: one
+for statements, one that listens while a pull waits. A task renews the leases while a step trains.
+Must not: run a statement on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from types import TracebackType
+from typing import Self, TypeVar
+
+from pipeline.contract.errors import PipelineError
+from pipeline.contract.policy import PolicyMode
+from pipeline.contract.train_batch import (
+    BatchSpec,
+    NotReady,
+    PipelineStats,
+    ResumeInfo,
+)
+from pipeline.settings import Settings
+from pipeline.trainer.client import Later, TrainerClient
+from pipeline.trainer.train_batch import TrainBatch
+
+log = logging.getLogger(__name__)
+
+#: Part of a lease after which it is renewed.
+_RENEWALS = 3
+#: Longest wait of the listening thread, and so of `close`.
+_LISTEN_S = 1.0
+
+T = TypeVar("T")
+
+
+class AsyncTrainerClient:
+    """Leases complete groups of one run to one consumer; see `TrainerClient`.
+
+    `async with` it, or call `close`. A pull whose await is cancelled may have leased its batch: the
+    same step gives it again.
+
+    Args:
+        client: The client whose methods are called; this object closes it.
+    """
+
+    def __init__(self, client: TrainerClient) -> None:
+        self._client = client
+        self._statements = ThreadPoolExecutor(1, thread_name_prefix="rollout-trainer")
+        self._listening = ThreadPoolExecutor(1, thread_name_prefix="rollout-trainer-wait")
+        self._prefetched: dict[int, asyncio.Task[TrainBatch]] = {}
+        self._renewing: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def connect(
+        cls, run: str, *, consumer: str = "trainer", settings: Settings | None = None
+    ) -> Self:
+        """Return a client as `TrainerClient.connect` does."""
+        return cls(
+            await asyncio.to_thread(
+                TrainerClient.connect, run, consumer=consumer, settings=settings
+            )
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def pull(
+        self,
+        step: int,
+        spec: BatchSpec | None = None,
+        *,
+        policy_version: int | None = None,
+        timeout_s: float | None = None,
+    ) -> TrainBatch:
+        """Return the batch of this step, prefetched, leased now, or as before."""
+        if (prefetched := self._prefetched.pop(step, None)) is not None:
+            try:
+                return await prefetched
+            except NotReady:
+                # The prefetch had a timeout of its own; this call waits for as long as it says.
+                log.info("Step %d was not ready when it was prefetched.", step)
+        return await self._pull(step, spec, policy_version, timeout_s or 0.0)
+
+    async def _pull(
+        self, step: int, spec: BatchSpec | None, policy_version: int | None, timeout_s: float
+    ) -> TrainBatch:
+        self._keep_leases()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        while True:
+            left_s = deadline - loop.time()
+            batch = await self._do(
+                partial(
+                    self._client.try_pull,
+                    step,
+                    spec,
+                    policy_version=policy_version,
+                    is_last_try=left_s <= 0,
+                )
+            )
+            if batch is not None:
+                return batch
+            await loop.run_in_executor(
+                self._listening, self._client.wait_for_groups, min(left_s, _LISTEN_S)
+            )
+
+    def prefetch(
+        self,
+        step: int,
+        spec: BatchSpec | None = None,
+        *,
+        policy_version: int | None = None,
+        timeout_s: float = 600.0,
+    ) -> None:
+        """Begin to pull the batch of a step while another one trains; `pull(step)` returns it.
+
+        Args:
+            step: The step; a second call for it changes nothing.
+            spec: What to lease.
+            policy_version: The version with which this batch will be trained, such as the current
+                one plus 1.
+            timeout_s: Longest wait.
+        """
+        if step not in self._prefetched:
+            pulling = self._pull(step, spec, policy_version, timeout_s)
+            task = asyncio.create_task(pulling, name=f"prefetch of step {step}")
+            task.add_done_callback(_retrieve)
+            self._prefetched[step] = task
+
+    async def commit(self, upto_step: int, *, checkpoint_uri: str | None = None) -> int:
+        """Consume all batches up to this step."""
+        return await self._do(lambda: self._client.commit(upto_step, checkpoint_uri=checkpoint_uri))
+
+    async def abandon(self, step: int, *, reason: str) -> int:
+        """Give back the groups of a step; a prefetch of it ends."""
+        await self._forget([step])
+        return await self._do(lambda: self._client.abandon(step, reason=reason))
+
+    async def resume(self, *, committed_step: int | None, later: Later = "replay") -> ResumeInfo:
+        """Return the next step after a restart from a checkpoint; prefetches end."""
+        await self._forget(list(self._prefetched))
+        return await self._do(
+            lambda: self._client.resume(committed_step=committed_step, later=later)
+        )
+
+    async def publish_policy(
+        self,
+        version: int,
+        *,
+        endpoints: str | Sequence[str] | None = None,
+        uri: str | None = None,
+        mode: PolicyMode = "keep",
+    ) -> bool:
+        """Make this version of the weights the current one."""
+        return await self._do(
+            lambda: self._client.publish_policy(version, endpoints=endpoints, uri=uri, mode=mode)
+        )
+
+    async def renew(self) -> int:
+        """Renew the leases of all steps that this consumer holds."""
+        return await self._do(self._client.renew)
+
+    async def capacity(self) -> int:
+        """Return how many groups may be begun now."""
+        return await self._do(self._client.capacity)
+
+    async def stats(self, *, wanted: int | None = None) -> PipelineStats:
+        """Return the figures of the run and the reasons why it is not finished."""
+        return await self._do(lambda: self._client.stats(wanted=wanted))
+
+    async def stream(
+        self,
+        spec: BatchSpec | None = None,
+        *,
+        start_step: int | None = None,
+        timeout_s: float = 600.0,
+    ) -> AsyncIterator[TrainBatch]:
+        """Yield batch after batch until the run has no more; the caller commits."""
+        step = await self._do(self._client.next_step) if start_step is None else start_step
+        while True:
+            try:
+                batch = await self.pull(step, spec, timeout_s=timeout_s)
+            except NotReady as error:
+                if error.drained:
+                    return
+                raise
+            yield batch
+            step += 1
+
+    async def close(self) -> None:
+        """End prefetches and renewals, and close the connections."""
+        await self._forget(list(self._prefetched))
+        if self._renewing is not None:
+            self._renewing.cancel()
+            await asyncio.wait({self._renewing})
+        loop = asyncio.get_running_loop()
+        # A cancelled await leaves its statement to its thread, which ends it first.
+        await loop.run_in_executor(None, self._shut)
+
+    def _shut(self) -> None:
+        self._listening.shutdown(wait=True)
+        self._statements.shutdown(wait=True)
+        self._client.close()
+
+    async def _do(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._statements, work)
+
+    async def _forget(self, steps: list[int]) -> None:
+        tasks = [task for step in steps if (task := self._prefetched.pop(step, None))]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def _keep_leases(self) -> None:
+        if self._renewing is None or self._renewing.done():
+            self._renewing = asyncio.create_task(self._renew_leases(), name="renewal of leases")
+
+    async def _renew_leases(self) -> None:
+        while True:
+            await asyncio.sleep(self._client.lease_s / _RENEWALS)
+            try:
+                await self.renew()
+            except PipelineError as error:
+                log.warning("The leases of the trainer were not renewed: %s", error)
+
+
+def _retrieve(task: asyncio.Task[TrainBatch]) -> None:
+    """Retrieve the exception of a prefetch that is never pulled, or asyncio logs it as lost."""
+    if not task.cancelled():
+        task.exception()
