@@ -159,6 +159,7 @@ class AgenticRollout:
             self.tokenizer,
             meta_info,
             with_trajectories=self.config.include_trajectory_in_output,
+            tools=self.agent.offered_tools().get("tools", ()),
         )
 
     def flush(self) -> None:

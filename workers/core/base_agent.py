@@ -13,15 +13,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from workers.core.conversation import content_chars
-from workers.core.labelled_text import ReplyFormat
 from workers.core.model_response import ModelResponse, as_model_response
 from workers.core.options import Options, options_of, takes_any
+from workers.core.reply_format import ReplyFormat
 from workers.core.reply_parser import first_step_of, read_reply
 from workers.core.sync_call import call_sync_or_async
 from workers.core.tool_call import checked_tool, invoke_tool, release_tool, tool_schema
 from workers.core.tool_prompt import tools_text
-from workers.core.tool_registry import create_tools
 from workers.core.tool_schemas import OpenAIFunctionToolSchema, ToolResult, cut_middle
+from workers.core.tools_config import create_tools
 from workers.core.trajectory import StepType, Trajectory, TrajectoryStep
 
 
@@ -161,6 +161,10 @@ class BaseAgent(ABC):
             "Final Answer: the result"
         )
 
+    def offered_tools(self) -> dict[str, Any]:
+        """Return the arguments that offer the tools to the model natively; none by default."""
+        return {}
+
     def parse_llm_output(self, output: Any) -> TrajectoryStep:
         """Read a model's reply as one step.
 
@@ -250,7 +254,7 @@ class BaseAgent(ABC):
             known = ", ".join(self.tools) or "none"
             error = f"there is no tool named {tool_name!r}; available tools: {known}"
             result = ToolResult(success=False, error=error)
-        count_call(trajectory, tool_name, result)
+        _count_call(trajectory, tool_name, result)
         duration_ms = round((time.perf_counter() - started) * 1000, 3)
         return self.result_step(tool_name, tool_args, result, call_id, duration_ms)
 
@@ -326,8 +330,7 @@ class BaseAgent(ABC):
                 await release_tool(self.tools[name], trajectory.request_id)
 
 
-def count_call(trajectory: Trajectory, tool_name: str, result: ToolResult) -> None:
-    """Count a call and its failure in the trajectory, by the name of the tool."""
+def _count_call(trajectory: Trajectory, tool_name: str, result: ToolResult) -> None:
     tools = trajectory.metadata.setdefault("tools", {})
     counts = tools.setdefault(tool_name, {"calls": 0, "errors": 0})
     counts["calls"] += 1

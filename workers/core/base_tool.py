@@ -8,6 +8,7 @@ callers survive an exception, too.
 
 from __future__ import annotations
 
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -56,6 +57,10 @@ class BaseAgenticTool(ABC):
                 "or override get_openai_tool_schema"
             )
         return self.tool_schema
+
+    async def create_instance(self, instance_id: str | None = None, **kwargs: Any) -> str:
+        """Return the id of a new state, which `execute_tool` begins and `release_instance` ends."""
+        return instance_id or uuid.uuid4().hex
 
     @abstractmethod
     async def execute_tool(

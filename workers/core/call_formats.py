@@ -153,7 +153,9 @@ def _read_deepseek(text: str, opening: re.Match[str], tools: Tools) -> FoundCall
         fence = re.compile(r"\s*```").match(text, found.end)
         return FoundCalls(found.calls, fence.end() if fence else found.end)
     value, end = parse_value(text, _skip(text, at))
-    return FoundCalls([ParsedCall(_named(first), value if isinstance(value, dict) else {})], end)
+    if not isinstance(value, dict):
+        raise CallParseError(f"the arguments of {first} must be a JSON object")
+    return FoundCalls([ParsedCall(_named(first), value)], end)
 
 
 def _read_parameters(text: str, opening: re.Match[str], tools: Tools) -> FoundCalls:

@@ -7,11 +7,8 @@ a call that cannot be read becomes a step with `parse_error`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
-from workers.core.call_formats import AUTO, Tools, calls_in_json, tool_name
+from workers.core.call_formats import calls_in_json, tool_name
 from workers.core.call_parser import (
     CallParseError,
     ParsedCall,
@@ -20,9 +17,8 @@ from workers.core.call_parser import (
     parse_json_arguments,
     parse_value,
 )
+from workers.core.reply_format import ReplyFormat
 from workers.core.trajectory import StepType, TrajectoryStep
-
-ParameterNames = Callable[[str], Sequence[str]]
 
 # At the beginning of a line, or after a sentence, since small models write all labels on one line.
 _LABEL = re.compile(
@@ -31,28 +27,13 @@ _LABEL = re.compile(
     r"(?:[ \t]\d{1,3})?[*_]{0,3}[ \t]{0,4}:[*_]{0,3}[ \t]{0,4}",
     re.IGNORECASE | re.MULTILINE,
 )
+# Models also write their answer as if it were an action, in one line or two.
+_ANSWER_AS_ACTION = re.compile(
+    r"\s{0,8}[*_`]{0,3}Final[ _]Answer[*_`]{0,3}[ \t]{0,4}"
+    r"(?::[*_`]{0,3}|\n[ \t*_]{0,8}Action Input[ \t]{0,4}:[*_]{0,3})[ \t]{0,4}",
+    re.IGNORECASE,
+)
 _FENCE = re.compile(r"\s*(?:```\w*|`)?\s*")
-
-
-@dataclass(frozen=True, slots=True)
-class ReplyFormat:
-    """How an agent reads its replies.
-
-    Args:
-        unlabelled: Kind of step for a text without labels.
-        parameter_names: A tool's parameters in order, for values without a name.
-        tools: The offered tools; without any, the text is not searched for calls.
-        tool_format: The format of calls in the text, one of `call_formats.TOOL_FORMATS`.
-        native_tools: Whether the tools were offered natively. Calls found in the text are then
-            kept as native calls in the conversation, so that the server's chat template writes
-            them and their results in the model's own format.
-    """
-
-    unlabelled: StepType = StepType.THOUGHT
-    parameter_names: ParameterNames = lambda _: ()
-    tools: Tools = field(default_factory=dict[str, Any])
-    tool_format: str = AUTO
-    native_tools: bool = False
 
 
 def label_kinds(text: str) -> set[str]:
@@ -77,6 +58,8 @@ def labelled_steps(text: str, form: ReplyFormat) -> tuple[int, list[TrajectorySt
     has_acted = False
     while label:
         kind, start = _kind_of(label), label.end()
+        if kind == "action" and (answer := _ANSWER_AS_ACTION.match(text, start)):
+            kind, start = "final", answer.end()
         if kind == "observation" and has_acted:
             return len(text[: label.start()].rstrip()), steps
         if kind == "action":

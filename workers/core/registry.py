@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 BUILTIN_AGENTS: Mapping[str, str] = {
     "coding": "workers.agents.coding_agent:CodingAgent",
+    "command": "workers.agents.command_agent:CommandAgent",
     "react": "workers.agents.react_agent:ReActAgent",
     "single_turn": "workers.agents.single_turn_agent:SingleTurnAgent",
     "swe": "workers.agents.swe_agent:SWEAgent",

@@ -16,9 +16,10 @@ from typing import Any
 
 from workers.core.call_formats import Tools, tool_name
 from workers.core.call_parser import CallParseError, parse_json_arguments
-from workers.core.labelled_text import ReplyFormat, label_kinds, labelled_steps, without_label
+from workers.core.labelled_text import label_kinds, labelled_steps, without_label
 from workers.core.model_response import ModelResponse, NativeToolCall
 from workers.core.reasoning import Output, split_reasoning
+from workers.core.reply_format import ReplyFormat
 from workers.core.text_calls import (
     TextCall,
     TextCalls,

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import importlib
 import threading
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, overload
 
 from workers.core.function_tool import FunctionTool
 from workers.core.options import OptionError, check_options
-from workers.core.tool_call import checked_tool
+from workers.core.tool_call import invoke_tool, release_tool, tool_schema
+from workers.core.tool_schemas import OpenAIFunctionToolSchema, ToolResult
 
 BUILTIN_TOOLS: Mapping[str, str] = {
     "bash_executor": "workers.tools.bash_executor_tool:BashExecutorTool",
@@ -49,14 +51,15 @@ class ToolRegistry:
         """Register a tool class under a name, its object's own when None; returns the name.
 
         Raises:
-            ValueError: The name is taken.
+            ValueError: The name is that of a tool of another class.
         """
         settings = dict(config or {})
         if name is None:
             tool = tool_class(settings) if settings else tool_class()
             return self.register_tool_instance(tool)
         with self._lock:
-            self._require_free(name)
+            self._require_free(name, tool_class)
+            self._tools.pop(name, None)
             self._classes[name] = (tool_class, settings)
         return name
 
@@ -64,13 +67,13 @@ class ToolRegistry:
         """Register a tool object under its own name or the one given; returns the name.
 
         Raises:
-            ValueError: The name is taken, or there is none.
+            ValueError: The name is that of a tool of another class, or there is none.
         """
         name = name or getattr(instance, "name", None)
         if not isinstance(name, str) or not name:
             raise ValueError(f"{type(instance).__name__} has no name: pass name=")
         with self._lock:
-            self._require_free(name)
+            self._require_free(name, type(instance))
             self._tools[name] = instance
         return name
 
@@ -95,6 +98,13 @@ class ToolRegistry:
             if not config:
                 self._tools[name] = tool
             return tool
+
+    def get_tool_schemas(
+        self, names: Sequence[str] | None = None
+    ) -> list[OpenAIFunctionToolSchema]:
+        """Return the schemas of these tools, of all when None."""
+        chosen = self.get_tool_names() if names is None else names
+        return [tool_schema(name, self.get_tool(name)) for name in chosen]
 
     def check_config(self, name: str, config: Mapping[str, Any]) -> None:
         """Check a tool's settings against the options of its class.
@@ -121,8 +131,33 @@ class ToolRegistry:
             self._classes.clear()
             self._tools.clear()
 
-    def _require_free(self, name: str) -> None:
-        if name in self.get_tool_names():
+    async def create_tool_instance(self, name: str, instance_id: str | None = None) -> str:
+        """Return the id of a tool's new state, for `execute_tool` and `release_tool_instance`."""
+        self.get_tool(name)
+        return instance_id or uuid.uuid4().hex
+
+    async def execute_tool(
+        self, name: str, instance_id: str, parameters: Mapping[str, Any]
+    ) -> ToolResult:
+        """Run a tool once; a failure of any kind, also an unknown name, is a failed result."""
+        try:
+            tool = self.get_tool(name)
+        except ValueError as error:
+            return ToolResult(success=False, error=str(error))
+        return await invoke_tool(tool, instance_id, dict(parameters))
+
+    async def release_tool_instance(self, name: str, instance_id: str) -> None:
+        """End a tool's state."""
+        await release_tool(self.get_tool(name), instance_id)
+
+    def _require_free(self, name: str, tool_class: Callable[..., Any]) -> None:
+        """Let a class be registered again, with other settings; raise for another one."""
+        if name not in self.get_tool_names():
+            return
+        is_made = name not in self._classes and name not in self._builtin
+        own = type(self._tools[name]) if is_made else self._class_of(name)[0]
+        # Functions share one class and are told apart by their name alone.
+        if own is not tool_class or own is FunctionTool:
             raise ValueError(f"a tool named {name!r} is registered already; choose another name")
 
     def _class_of(self, name: str) -> tuple[Callable[..., Any], dict[str, Any]]:
@@ -140,6 +175,15 @@ _global_registry = ToolRegistry(BUILTIN_TOOLS)
 def get_global_tool_registry() -> ToolRegistry:
     """Return the registry of this process, which has the built-in tools."""
     return _global_registry
+
+
+def register_tool(
+    tool_class: Callable[..., Any],
+    config: Mapping[str, Any] | None = None,
+    name: str | None = None,
+) -> str:
+    """Register a tool class in this process's registry, see `ToolRegistry.register_tool`."""
+    return _global_registry.register_tool(tool_class, config, name)
 
 
 @overload
@@ -165,27 +209,3 @@ def tool(
         return decorated
 
     return register(function) if function is not None else register
-
-
-def create_tools(tools_config: Mapping[str, Any] | Sequence[str] | None) -> dict[str, Any]:
-    """Return tools by name.
-
-    Args:
-        tools_config: Tool name to its settings, a tool object or a function; or just names.
-
-    Raises:
-        ValueError: No tool has the name.
-    """
-    if tools_config is None:
-        return {}
-    if not isinstance(tools_config, Mapping):
-        return {name: _global_registry.get_tool(name) for name in tools_config}
-    return {name: _make_tool(name, value) for name, value in tools_config.items()}
-
-
-def _make_tool(name: str, value: Any) -> Any:
-    if value is None or value is True:
-        return _global_registry.get_tool(name)
-    if isinstance(value, Mapping):
-        return _global_registry.get_tool(name, value)
-    return checked_tool(name, value)

@@ -28,12 +28,14 @@ _JSON_TYPES: dict[str, tuple[type, ...]] = {
 class ToolResult(BaseModel):
     """The result of one tool call.
 
-    `error` is the reason of a failure. `reward_score` 0.0 means that the tool gives no reward.
-    `stop` asks the agent to end the trajectory after this call.
+    `result` is for code; `shown` is the text for the model, by default the result as text. `error`
+    is the reason of a failure. `reward_score` 0.0 means that the tool gives no reward. `stop` asks
+    the agent to end the trajectory after this call.
     """
 
     success: bool
     result: Any = None
+    shown: str | None = None
     error: str | None = None
     metrics: dict[str, Any] = Field(default_factory=dict)
     reward_score: float = 0.0
@@ -43,7 +45,7 @@ class ToolResult(BaseModel):
         """Return the text that the model is shown."""
         if not self.success:
             return f"Error: {self.error or 'the tool failed and gave no reason'}"
-        return result_text(self.result)
+        return result_text(self.result) if self.shown is None else self.shown
 
 
 class OpenAIFunctionParametersSchema(BaseModel):

@@ -16,6 +16,9 @@ from typing import Any
 
 from workers.core.json_safe import json_safe
 
+#: Key of the metadata of a trajectory: replies that looked like a call and could not be read.
+LOST_CALLS = "lost_calls"
+
 
 class StepType(Enum):
     """The kind of a step."""

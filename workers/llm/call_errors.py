@@ -46,11 +46,15 @@ _RATE_LIMIT = re.compile(r"rate.?limit|too many requests", re.IGNORECASE)
 
 
 class HttpAnswer(NamedTuple):
-    """One complete HTTP answer. `header` ignores the case of header names."""
+    """One complete HTTP answer. `header` ignores the case of header names.
+
+    `streamed` is the completion that the events of a streamed answer make.
+    """
 
     status: int
     headers: Mapping[str, str]
     body: bytes
+    streamed: Mapping[str, Any] | None = None
 
     def header(self, name: str) -> str | None:
         """Return a header by its lower-case name."""

@@ -50,6 +50,15 @@ class CallResult:
     latency_ms: float  #: of the try that succeeded
 
 
+class BrokenStream(ModelTransportError):
+    """An answer that broke off after a piece of it had been passed on: it cannot be repeated."""
+
+
+def broken_stream(error: ModelError) -> BrokenStream:
+    """Return the error of a stream that ended with this error."""
+    return BrokenStream(str(error), code=error.code)
+
+
 class CallRetries:
     """Runs calls under one policy.
 
@@ -84,7 +93,7 @@ class CallRetries:
 
         Raises:
             ModelRateLimit: The last try got a 429, or `Retry-After` exceeds the budget.
-            ModelTransportError: The last try failed.
+            ModelTransportError: The last try failed, or a stream broke off.
         """
         started = self._clock()
         waited_s = rate_limit_wait_s = 0.0
@@ -97,6 +106,8 @@ class CallRetries:
             started += sent - asked  # the budget does not count waits for the limiter
             try:
                 response = await _settled(send, lease, estimated_tokens)
+            except BrokenStream:
+                raise
             except (ModelRateLimit, ModelTransportError) as error:
                 if limiter and isinstance(error, ModelRateLimit):
                     await _finish(limiter.note_rate_limited(error.retry_after_s))
@@ -133,7 +144,9 @@ async def _settled(
         raise
     except ModelError as error:
         is_timeout = error.code == "timeout"
-        actual_tokens, end = (estimated_tokens, "timeout") if is_timeout else (0, "error")
+        is_charged = is_timeout or isinstance(error, BrokenStream)
+        actual_tokens = estimated_tokens if is_charged else 0
+        end = "timeout" if is_timeout else "error"
         raise
     finally:
         await _finish(lease.settle(actual_tokens, end))

@@ -28,6 +28,8 @@ def read_json_answer(answer: HttpAnswer, url: str) -> Mapping[str, Any]:
     """
     if answer.status != 200:
         raise error_for_answer(answer, url)
+    if answer.streamed is not None:
+        return answer.streamed
     try:
         body = parse_json(answer.body)
     except JsonError as error:
@@ -55,6 +57,8 @@ def read_completion(answer: HttpAnswer, url: str) -> ModelResponse:
     if error is not None:
         raise error
     message = choice.get("message")
+    if message is None and isinstance(choice.get("text"), str):
+        message = {"content": choice["text"]}  # a text completion
     if not isinstance(message, Mapping):
         raise malformed(f"{url} answered a choice without a message.")
     return _response(body, choice, message, answer, url)

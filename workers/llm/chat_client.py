@@ -8,20 +8,28 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from pipeline.contract.base_urls import without_credentials
-from pipeline.contract.errors import ConfigError, ModelError, ModelRateLimit, ModelTransportError
+from pipeline.contract.errors import (
+    ConfigError,
+    ModelBadRequest,
+    ModelError,
+    ModelRateLimit,
+    ModelTransportError,
+)
 from pipeline.contract.url_secrets import hide_passwords
 from workers.core.model_response import ModelResponse
+from workers.core.response_delta import OnDelta
 from workers.llm.call_errors import HttpAnswer, malformed
 from workers.llm.call_limits import CallLimiter
-from workers.llm.call_retries import CallResult, CallRetries, CallRetryPolicy
+from workers.llm.call_retries import CallResult, CallRetries, CallRetryPolicy, broken_stream
 from workers.llm.chat_answers import read_completion
+from workers.llm.chat_stream import STREAM_FIELDS, ChatStreamReader
 from workers.llm.connections import release_connections
 from workers.llm.json_text import dump_json
 from workers.llm.model_list import list_models
@@ -34,6 +42,16 @@ CONNECT_TIMEOUT_S = 10.0
 KEEPALIVE_S = 4.5
 #: Request fields for token capture; the names are vLLM's, which SGLang accepts too.
 CAPTURE_FIELDS: Mapping[str, Any] = MappingProxyType({"logprobs": True, "return_token_ids": True})
+COMPLETIONS_PATH = "/completions"
+ServerKind = Literal["vllm", "sglang", "openai"]
+#: The request fields for each kind of server; a plain OpenAI server may reject unknown fields.
+KIND_FIELDS: Mapping[ServerKind, Mapping[str, Any]] = MappingProxyType(
+    {
+        "vllm": CAPTURE_FIELDS,
+        "sglang": {**CAPTURE_FIELDS, "return_prompt_token_ids": True, "return_meta_info": True},
+        "openai": {},
+    }
+)
 #: The limiter's estimate for a call without `max_tokens`.
 DEFAULT_COMPLETION_TOKENS = 512
 _MOST_NAMED = 10
@@ -48,6 +66,8 @@ class PreparedCall:
     body: bytes
     sampling: Mapping[str, Any]
     estimated_tokens: int
+    on_delta: OnDelta | None = None
+    path: str | None = None
 
     async def send(self) -> ModelResponse:
         """Send the request once.
@@ -55,7 +75,7 @@ class PreparedCall:
         Raises:
             ModelError: As in `ChatClient.generate`, without a retry.
         """
-        return await self.client.try_once(self.body)
+        return await self.client.try_once(self.body, self.on_delta, path=self.path)
 
     def response_of(self, outcome: CallResult) -> ModelResponse:
         """Return the answer, with retries and waits in its metadata."""
@@ -93,6 +113,8 @@ class ChatClient(ABC):
         call_retries: The runner of `retries`; tests pass one with its own clock.
         watch: Called after each try, with the error if a retry can help, with None for any answer.
         finds_model: Without a model, ask the endpoint for its models, and take the only one.
+        find_capture: Returns the request fields for token capture, or None while they cannot be
+            known; called before each call until it returns some.
     """
 
     def __init__(
@@ -114,6 +136,7 @@ class ChatClient(ABC):
         call_retries: CallRetries | None = None,
         watch: Callable[[ModelError | None], None] = lambda _: None,
         finds_model: bool = False,
+        find_capture: Callable[[], Awaitable[Mapping[str, Any] | None]] | None = None,
     ) -> None:
         self.base_url = _checked_base_url(base_url)
         self.api_key = api_key or ""
@@ -130,9 +153,11 @@ class ChatClient(ABC):
         self._headers = dict(headers or {})
         self._watch = watch
         self._finds_model = finds_model
-        self._url = f"{self.base_url}{self._path}"
+        self._find_capture = find_capture
         self._shown_url = f"{self.endpoint}{self._path}"
 
+    #: Whether the client can pass on the pieces of an answer.
+    _streams = False
     #: Path of the call below the base URL.
     _path = "/chat/completions"
 
@@ -146,11 +171,16 @@ class ChatClient(ABC):
         temperature: float | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         model: str | None = None,
+        on_delta: OnDelta | None = None,
         **sampling: Any,
     ) -> ModelResponse:
         """Request one answer; usable directly as an agent's `llm_generate_func`.
 
-        `sampling` goes into the request under its own names (`top_p`, `stop`, `seed`,
+        With `on_delta` the answer is streamed if the client can: the function gets each piece, and
+        the whole answer is returned as ever. After the first piece a call is not tried again.
+
+        With `prompt`, a text or token ids, the call is a text completion and the messages are not
+        sent. `sampling` goes into the request under its own names (`top_p`, `stop`, `seed`,
         `tool_choice`, …); None values are not sent. The answer's metadata holds `sampling` as sent,
         `endpoint`, `retries`, `waited_s` and `rate_limit_wait_s`.
 
@@ -163,11 +193,25 @@ class ChatClient(ABC):
         """
         if self._finds_model and not (model or self.model):
             self.model = await self._only_model()
-        call = self.prepare(messages, max_tokens, temperature, tools=tools, model=model, **sampling)
+        await self.learn_capture()
+        call = self.prepare(
+            messages,
+            max_tokens,
+            temperature,
+            tools=tools,
+            model=model,
+            on_delta=on_delta,
+            **sampling,
+        )
         outcome = await self.retries.run(
             call.send, limiter=self.limiter, estimated_tokens=call.estimated_tokens
         )
         return call.response_of(outcome)
+
+    async def learn_capture(self) -> None:
+        """Find out how this endpoint is asked for token ids, unless that is known."""
+        if self._find_capture is not None and (found := await self._find_capture()) is not None:
+            self._capture, self._find_capture = dict(found), None
 
     def prepare(
         self,
@@ -176,6 +220,7 @@ class ChatClient(ABC):
         temperature: float | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         model: str | None = None,
+        on_delta: OnDelta | None = None,
         **sampling: Any,
     ) -> PreparedCall:
         """Return the request that `generate` sends, for a caller that sends it itself."""
@@ -187,10 +232,22 @@ class ChatClient(ABC):
         if temperature is not None:
             sent["temperature"] = temperature
         sent = {name: value for name, value in sent.items() if value is not None}
-        body = dump_json(self._request(messages, model or self.model, tools, sent))
+        prompt = sent.pop("prompt", None)
+        request = self._request(messages, model or self.model, tools, sent)
+        if prompt is not None:
+            self._require_completions()
+            del request["messages"]
+            request["prompt"] = prompt
+        if on_delta is not None and self._streams:
+            request |= STREAM_FIELDS
+        else:
+            on_delta = None
+        body = dump_json(request)
         answer_tokens = sent.get("max_tokens") or DEFAULT_COMPLETION_TOKENS
         # Four bytes per token is a sufficient estimate: the limiter settles the difference.
-        return PreparedCall(self, body, sent, len(body) // 4 + int(answer_tokens))
+        estimated_tokens = len(body) // 4 + int(answer_tokens)
+        path = None if prompt is None else COMPLETIONS_PATH
+        return PreparedCall(self, body, sent, estimated_tokens, on_delta, path)
 
     async def __call__(
         self, messages: Sequence[Mapping[str, Any]], **options: Any
@@ -209,8 +266,10 @@ class ChatClient(ABC):
         await self.aclose()
 
     @abstractmethod
-    async def _post(self, body: bytes) -> HttpAnswer:
+    async def _post(self, path: str, body: bytes, stream: ChatStreamReader | None) -> HttpAnswer:
         """Send one request and return the complete answer, with any status.
+
+        A client that streams feeds an answer of events to the reader, and returns the completion.
 
         Raises:
             ModelTransportError: No answer came.
@@ -233,6 +292,10 @@ class ChatClient(ABC):
         request.update(self._capture)
         request.update(self._extra_body)
         return request
+
+    def _require_completions(self) -> None:
+        if self._path != ChatClient._path:
+            raise ModelBadRequest(f"{self.endpoint} has no text completions.", code="http_404")
 
     def _named(self, model: str | None) -> str:
         if not model:
@@ -258,14 +321,16 @@ class ChatClient(ABC):
     def _read(self, answer: HttpAnswer) -> ModelResponse:
         return read_completion(answer, self._shown_url)
 
-    async def try_once(self, body: bytes) -> ModelResponse:
+    async def try_once(
+        self, body: bytes, on_delta: OnDelta | None = None, *, path: str | None = None
+    ) -> ModelResponse:
         """Send a prepared body and read the answer, without the limiter and without retries.
 
         Raises:
             ModelError: As in `generate`.
         """
         try:
-            response = await self._exchange(body)
+            response = await self._exchange(body, on_delta, path or self._path)
         except ModelError as error:
             is_passing = isinstance(error, ModelRateLimit | ModelTransportError)
             self._watch(error if is_passing else None)
@@ -273,19 +338,22 @@ class ChatClient(ABC):
         self._watch(None)
         return response
 
-    async def _exchange(self, body: bytes) -> ModelResponse:
+    async def _exchange(self, body: bytes, on_delta: OnDelta | None, path: str) -> ModelResponse:
+        stream = None if on_delta is None else ChatStreamReader(on_delta, self._shown_url)
         try:
-            async with asyncio.timeout(self.timeout_s):
-                answer = await self._post(body)
-        except TimeoutError:
-            raise ModelTransportError(
-                f"{self._shown_url} gave no whole answer within {self.timeout_s:g} s.",
-                code="timeout",
-            ) from None
-        try:
+            try:
+                async with asyncio.timeout(self.timeout_s):
+                    answer = await self._post(path, body, stream)
+            except TimeoutError:
+                raise ModelTransportError(
+                    f"{self._shown_url} gave no whole answer within {self.timeout_s:g} s.",
+                    code="timeout",
+                ) from None
             return self._read(answer)
         except ModelError as error:
-            raise self._redacted(error) from None
+            if stream is not None and stream.has_begun:
+                raise broken_stream(self._redacted(error)) from None
+            raise self._redacted(error) from error.__cause__
 
     def _redacted(self, error: ModelError) -> ModelError:
         # Some servers quote the rejected key, and errors are stored and shown.

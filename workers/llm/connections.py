@@ -1,7 +1,8 @@
 """One connection pool per endpoint and event loop, shared by all clients that name it.
 
 A new pool costs tens of milliseconds and new TLS handshakes, so clients share one. Model clients
-call this module; a process calls `close_connections` before it ends its event loop.
+call this module. The connections of a loop end with it under `asyncio.run`; a process that ends its
+loop otherwise calls `close_connections` before.
 Must not: know what a connection is beyond its `aclose`.
 """
 
@@ -10,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, cast
 
@@ -33,6 +35,8 @@ class _Shared:
 
 
 _shared: dict[tuple[asyncio.AbstractEventLoop, Hashable], _Shared] = {}
+#: By event loop, the generator that closes its connections when the loop is shut down.
+_closers: dict[asyncio.AbstractEventLoop, AsyncGenerator[None]] = {}
 _lock = threading.Lock()  # event loops in several threads share the table
 
 
@@ -47,6 +51,7 @@ def shared_connection(
         with _lock:
             _forget_closed_loops()
             _shared[slot] = shared
+        _close_with(slot[0])
     if user not in shared.users:
         shared.users.add(user)
     return cast(ConnectionT, shared.connection)
@@ -68,6 +73,23 @@ async def close_connections() -> None:
         await _close(slot)
 
 
+def _close_with(loop: asyncio.AbstractEventLoop) -> None:
+    """Let `asyncio.run`, which closes asynchronous generators at its end, close them."""
+    if loop in _closers:
+        return
+    _closers[loop] = closer = _close_at_the_end(loop)
+    with suppress(StopIteration):
+        closer.__anext__().send(None)  # runs to its `yield` without waiting
+
+
+async def _close_at_the_end(loop: asyncio.AbstractEventLoop) -> AsyncGenerator[None]:
+    try:
+        yield
+    finally:
+        del _closers[loop]
+        await close_connections()
+
+
 async def _close(slot: tuple[asyncio.AbstractEventLoop, Hashable]) -> None:
     with _lock:
         shared = _shared.pop(slot, None)
@@ -78,3 +100,5 @@ async def _close(slot: tuple[asyncio.AbstractEventLoop, Hashable]) -> None:
 def _forget_closed_loops() -> None:
     for slot in [slot for slot in _shared if slot[0].is_closed()]:
         del _shared[slot]
+    for loop in [loop for loop in _closers if loop.is_closed()]:
+        _closers.pop(loop, None)

@@ -24,6 +24,7 @@ from workers.llm.chat_client import (
     answer_too_long,
     check_answer_head,
 )
+from workers.llm.chat_stream import EVENT_STREAM, ChatStreamReader
 from workers.llm.connections import shared_connection
 
 
@@ -43,11 +44,13 @@ class LeanClient(ChatClient):
             }
         )
 
-    async def _post(self, body: bytes) -> HttpAnswer:
+    _streams = True
+
+    async def _post(self, path: str, body: bytes, stream: ChatStreamReader | None) -> HttpAnswer:
         shared = shared_connection(self, ("lean", self.base_url), self._connect)
         try:
             async with shared.session.post(
-                self._url,
+                f"{self.base_url}{path}",
                 data=body,
                 headers=self._sent_headers,
                 # A redirect would send the prompt and the key to an unconfigured address.
@@ -57,11 +60,29 @@ class LeanClient(ChatClient):
                 check_answer_head(
                     answer.headers, url=self._shown_url, limit_bytes=self.max_answer_bytes
                 )
+                if stream is not None and answer.content_type == EVENT_STREAM:
+                    return await self._streamed(answer, stream)
                 return HttpAnswer(answer.status, answer.headers, await self._body(answer))
         except aiohttp.ServerTimeoutError as error:
             raise _transport(self._shown_url, error, "connect_timeout") from error
         except (aiohttp.ClientError, OSError) as error:
             raise _transport(self._shown_url, error, "connection") from error
+
+    async def _streamed(
+        self, answer: aiohttp.ClientResponse, stream: ChatStreamReader
+    ) -> HttpAnswer:
+        read_bytes = 0
+        async for chunk in answer.content.iter_any():
+            read_bytes += len(chunk)
+            if read_bytes > self.max_answer_bytes:
+                raise answer_too_long(self._shown_url, self.max_answer_bytes)
+            stream.feed(chunk)
+        if not stream.is_complete:
+            raise ModelTransportError(
+                f"{self._shown_url} ended its stream before the end of the answer.",
+                code="connection",
+            )
+        return HttpAnswer(answer.status, answer.headers, b"", stream.completion())
 
     async def _body(self, answer: aiohttp.ClientResponse) -> bytes:
         chunks: list[bytes] = []

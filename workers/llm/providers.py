@@ -14,14 +14,11 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from pipeline.contract.errors import ConfigError
-from workers.llm.chat_client import CAPTURE_FIELDS, ChatClient
+from workers.llm.chat_client import CAPTURE_FIELDS, KIND_FIELDS, ChatClient
 
 ClientKind = Literal["sdk", "lean"]
 
 _LOGPROBS_ONLY: Mapping[str, Any] = MappingProxyType({"logprobs": True})
-_SGLANG_CAPTURE: Mapping[str, Any] = MappingProxyType(
-    {**CAPTURE_FIELDS, "return_prompt_token_ids": True, "return_meta_info": True}
-)
 _OWN_URL = ("OPENAI_BASE_URL", "BASE_URL")
 
 
@@ -70,7 +67,7 @@ _PROVIDERS = (
         "http://127.0.0.1:30000/v1",
         _OWN_URL,
         ("SGLANG_API_KEY", "OPENAI_API_KEY"),
-        capture_fields=_SGLANG_CAPTURE,
+        capture_fields=KIND_FIELDS["sglang"],
     ),
     Provider("ollama", "http://127.0.0.1:11434/v1", ("OLLAMA_BASE_URL",)),
     Provider("llamacpp", "http://127.0.0.1:8080/v1", ("LLAMACPP_BASE_URL",)),

@@ -130,6 +130,8 @@ class ReplicatedClient:
         Raises:
             ModelError: As in `ChatClient.generate`.
         """
+        for client in self.clients.values():
+            await client.learn_capture()
         call = _RoutedCall(self, messages, options)
         first = call.prepared(self.among[0])
         outcome = await first.client.retries.run(

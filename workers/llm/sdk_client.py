@@ -22,6 +22,7 @@ from workers.llm.chat_client import (
     answer_too_long,
     check_answer_head,
 )
+from workers.llm.chat_stream import ChatStreamReader
 from workers.llm.connections import shared_connection
 
 #: The key for an endpoint that needs none. With an empty key the SDKs raise an error, or look for
@@ -43,12 +44,12 @@ class SdkClient(ChatClient):
     def _make_sdk(self, **options: Any) -> Any:
         """Return the SDK's asynchronous client with these options."""
 
-    async def _post(self, body: bytes) -> HttpAnswer:
+    async def _post(self, path: str, body: bytes, stream: ChatStreamReader | None) -> HttpAnswer:
         key = (type(self), self.base_url, self.api_key, self.max_answer_bytes)
         sdk = shared_connection(self, key, self._connect)
         try:
             answer = await sdk.client.post(
-                self._path,
+                path,
                 cast_to=httpx2.Response,
                 content=body,
                 options={"headers": {**self._sdk_headers(), **self._headers}},

@@ -102,7 +102,13 @@ def _prompt_ids(
 
 
 def _logprob_content(choice: Mapping[str, Any]) -> list[Mapping[str, Any]] | None:
-    content = _mapping(choice.get("logprobs")).get("content")
+    logprobs = _mapping(choice.get("logprobs"))
+    if isinstance(values := logprobs.get("token_logprobs"), list):
+        # A text completion has parallel lists.
+        tokens = logprobs.get("tokens") or [None] * len(values)
+        pairs = zip(tokens, values, strict=False)
+        return [{"token": token, "logprob": value} for token, value in pairs]
+    content = logprobs.get("content")
     if not isinstance(content, list) or not all(isinstance(item, Mapping) for item in content):
         return None
     return content

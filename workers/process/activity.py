@@ -15,10 +15,17 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 from uuid import UUID
 
-from pipeline.contract.activity import CallFailures, EndpointCalls, RunActivity, ToolCalls
+from pipeline.contract.activity import (
+    UNREADABLE_CALLS,
+    CallFailures,
+    EndpointCalls,
+    RunActivity,
+    ToolCalls,
+)
 from pipeline.contract.errors import ModelError
 from pipeline.contract.messages import storable
 from pipeline.redaction import NOTHING, Redactor
+from workers.core.trajectory import LOST_CALLS
 from workers.process.attempt import Attempt
 from workers.process.call_warnings import CallWarnings
 
@@ -202,7 +209,10 @@ def _add_tools(tools: dict[str, ToolCalls], attempt: Attempt) -> None:
 
 
 def tool_counts(attempt: Attempt) -> Iterator[tuple[str, int, int]]:
-    """Yield each tool of a trajectory with its calls and errors, as `BaseAgent` counts them."""
+    """Yield each tool of a trajectory with its calls and errors, as the agents count them.
+
+    Calls that could not be read are all errors, under a name of their own.
+    """
     metadata: Any = attempt.trajectory.metadata
     counted = metadata.get("tools") if isinstance(metadata, dict) else None
     for name, figures in list(counted.items()) if isinstance(counted, dict) else ():
@@ -210,6 +220,9 @@ def tool_counts(attempt: Attempt) -> Iterator[tuple[str, int, int]]:
             calls, errors = figures.get("calls"), figures.get("errors")
             if isinstance(calls, int) and isinstance(errors, int):
                 yield storable(name)[:_NAME_CHARS], calls, errors
+    lost = metadata.get(LOST_CALLS) if isinstance(metadata, dict) else None
+    if isinstance(lost, int):
+        yield UNREADABLE_CALLS, lost, lost
 
 
 def _os_reason(error: BaseException) -> str | None:

@@ -84,6 +84,7 @@ class WallClock:
         self._timeout = asyncio.timeout(timeout_s)
         self._pauses = 0
         self._left_s = timeout_s
+        self._has_ended = False
 
     def expired(self) -> bool:
         """Whether the block ended by its timeout."""
@@ -106,6 +107,7 @@ class WallClock:
         trace: TracebackType | None,
     ) -> bool | None:
         _current.reset(self._token)
+        self._has_ended = True
         return await self._timeout.__aexit__(kind, error, trace)
 
     @contextmanager
@@ -113,7 +115,8 @@ class WallClock:
         """Pause the clock inside the block; several waits may overlap."""
         loop = asyncio.get_running_loop()
         when = self._timeout.when()
-        if self._pauses == 0 and when is not None:
+        # A task that outlives the block still has its clock, which cannot be set any more.
+        if self._pauses == 0 and when is not None and not self._has_ended:
             self._left_s = when - loop.time()
             self._timeout.reschedule(None)
         self._pauses += 1
@@ -121,7 +124,7 @@ class WallClock:
             yield
         finally:
             self._pauses -= 1
-            if self._pauses == 0 and not self._timeout.expired():
+            if self._pauses == 0 and not (self._has_ended or self._timeout.expired()):
                 self._timeout.reschedule(loop.time() + self._left_s)
 
 

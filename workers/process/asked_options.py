@@ -14,6 +14,7 @@ from workers.core.options import OptionError
 from workers.core.registry import check_agent_options, list_agents
 from workers.core.tool_registry import get_global_tool_registry
 from workers.rewards.registry import get_reward, list_rewards
+from workers.tools.mcp_servers import MCP_PREFIX
 
 
 def require_options(asked: AttemptSpec) -> None:
@@ -48,3 +49,5 @@ def _require_tool_options(asked: AttemptSpec) -> None:
             raise OptionError(f"tools_config is for {name!r}, no tool of this run. {hint}")
         if name in known:
             registry.check_config(name, config)
+        elif name.startswith(MCP_PREFIX) and config:
+            raise OptionError(f"Tool {name!r} takes no options: the worker's settings have them.")

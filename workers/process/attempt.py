@@ -13,12 +13,15 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from pipeline.contract.errors import ContractError, RolloutError, boundary
+from pipeline.contract.journal import RESUMED_AFTER
 from pipeline.contract.messages import Completion, ErrorRecord, RewardPart, RolloutRequest, storable
 from pipeline.contract.rollout import StopReason
 from pipeline.contract.trajectory import TrajectoryRecord, digest_of, pack_record
 from pipeline.redaction import NOTHING, Redactor
+from pipeline.tokens.token_body import pack_tokens
 from workers.core.trajectory import Trajectory
 from workers.process.agent_timeout import WallClock
+from workers.process.journal import Journal
 from workers.process.model_calls import ModelCalls
 from workers.process.records import record_of
 
@@ -36,6 +39,7 @@ class Attempt:
         self._redactor = redactor
         self.trajectory = Trajectory(request_id=request.label)
         self.calls: ModelCalls | None = None
+        self.journal: Journal | None = None
         self.clock: WallClock | None = None
         self.phase: Phase = "starting"
         self.step = 0
@@ -78,6 +82,8 @@ class Attempt:
         """Return the completion of an error, with the trajectory so far."""
         phase = self.phase
         self.enter("done")
+        if self.journal is not None and error.error_class in RESUMED_AFTER:
+            self.journal.flush()
         cause = error.__cause__ or error
         detail = "".join(traceback.format_exception(cause))
         record = ErrorRecord(
@@ -107,8 +113,12 @@ class Attempt:
             return record, pack_record(record)
 
     def _completion(self, record: TrajectoryRecord, body: bytes, **fields: Any) -> Completion:
-        request, calls = self.request, self.calls
-        versions = (calls.versions if calls else None) or [request.policy_version]
+        request, calls, journal = self.request, self.calls, self.journal
+        versions = calls.versions if calls else []
+        if calls is None or len(versions) < len(calls.calls) or not versions:
+            # Calls before the first publication carry no version.
+            versions = [*versions, request.policy_version]
+        tokens = pack_tokens(calls.calls) if calls else b""
         self._timings["elapsed_s"] = round(time.perf_counter() - self._started, 6)
         return Completion(
             **request.identity,
@@ -124,6 +134,12 @@ class Attempt:
             body=body,
             body_bytes=len(body),
             body_digest=digest_of(body),
+            calls_replayed=journal.calls_replayed if journal else 0,
+            replayed_from=tuple(sorted(journal.replayed_from)) if journal else (),
+            tokens_saved=journal.tokens_saved if journal else 0,
+            tokens=tokens,
+            tokens_bytes=len(tokens),
+            tokens_digest=digest_of(tokens) if tokens else None,
             **fields,
         )
 

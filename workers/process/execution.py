@@ -25,6 +25,7 @@ from pipeline.contract.errors import (
 )
 from pipeline.contract.messages import Completion, RolloutRequest
 from pipeline.contract.rollout import ISOLATED_FROM, StopReason
+from workers.agents.coding_task import TaskError
 from workers.agents.function_agent import AnswerShapeError
 from workers.core.trajectory import Trajectory
 from workers.process.agent_timeout import WallClock, run_within
@@ -57,6 +58,8 @@ async def execute(request: RolloutRequest, runtime: Runtime) -> Completion:
         try:
             # Errors outside the boundaries below also become an outcome of the rollout.
             with boundary(AgentError, "unexpected"):
+                if request.agentcore is not None:
+                    return await runtime.remote_sessions.start(attempt)
                 if request.lost_count >= ISOLATED_FROM and runtime.isolation is not None:
                     completion = await runtime.isolation.run(attempt)
                     if completion is not None:
@@ -76,12 +79,14 @@ async def run_agent(attempt: Attempt, runtime: Runtime) -> None:
     """Run the agent until it answers, or until a budget or the wall clock ends."""
     request = attempt.request
     with boundary(ContractError, "agent_setup"):
-        agent = runtime.agent_for(request)
+        agent = await runtime.agent_for(request)
+    attempt.journal = await runtime.open_journal(request)
     attempt.calls = runtime.model_calls(attempt)
     attempt.enter("generating")
     try:
         attempt.clock = WallClock(request.limits.timeout_s)
         result = await run_within(_run(agent, attempt), attempt.clock, label=request.label)
+        attempt.calls.close()
     except TimeoutError:
         attempt.detach()
         error = AgentTimeout(f"The agent was not done after {request.limits.timeout_s:g} s.")
@@ -131,6 +136,14 @@ async def _run(agent: Any, attempt: Attempt) -> Any:
             raise SandboxError(str(error)) from error
         except AnswerShapeError as error:
             raise ContractError(str(error), code="agent_result") from error
+        except TaskError as error:
+            raise ContractError(str(error), code="coding_task") from error
+        except Exception as error:
+            failure = attempt.calls.failure if attempt.calls else None
+            if failure is None or isinstance(error, RolloutError):
+                raise
+            # A client of the agent's own turned the model's error into one of its SDK.
+            raise failure from error
 
 
 def _accept(attempt: Attempt, result: Any) -> None:

@@ -21,6 +21,7 @@ import orjson
 from pipeline.contract.errors import ModelError
 from pipeline.contract.messages import RolloutRequest, parse_message
 from pipeline.queue.frames import encode_completions
+from pipeline.queue.journal_frames import encode_frames
 from pipeline.redaction import Redactor
 from pipeline.settings import Settings
 from workers.llm.connections import close_connections
@@ -33,11 +34,13 @@ from workers.process.isolated_messages import (
     DONE,
     HAND_BACK,
     HEAD,
+    KEEP,
     LOG,
     STARTED,
     STOP,
     Frame,
 )
+from workers.process.journal import MakeFrame
 from workers.process.loop import new_loop
 from workers.process.runtime import Runtime, open_limits
 from workers.process.scoring import SCORING_TRIES, SCORING_WAIT_S
@@ -69,6 +72,7 @@ async def _run(
         limits=limits,
         redactor=redactor,
         activity=_SentActivity(worker, redactor),
+        keep=worker.keep,
     )
     worker.send(STARTED)
     commands = {
@@ -84,6 +88,8 @@ async def _run(
         beats.cancel()
         with suppress(Exception):
             async with asyncio.timeout(_CLOSE_S):
+                await runtime.gateway.close()
+                await runtime.mcp.close()
                 await limits.close()
                 await close_connections()
                 await close_reward_processes()
@@ -122,6 +128,11 @@ class _Worker:
     def send(self, kind: bytes, data: bytes = b"") -> None:
         with self._lock, suppress(OSError):
             self._channel.sendall(Frame(kind, data).encoded())
+
+    def keep(self, make: MakeFrame) -> None:
+        """Send a frame of the journal; the worker sends it to the collector."""
+        if (frame := make()) is not None:
+            self.send(KEEP, encode_frames([frame]))
 
     def receive(self) -> Frame | None:
         """Wait for a message; None: the worker has ended."""

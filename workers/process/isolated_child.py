@@ -10,6 +10,8 @@ import asyncio
 import logging
 import signal
 import socket
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Self
 
 import orjson
@@ -22,8 +24,9 @@ from pipeline.contract.errors import (
     RewardError,
     RolloutError,
 )
-from pipeline.contract.messages import Completion
+from pipeline.contract.messages import Completion, JournalFrame
 from pipeline.queue.frames import decode_completions
+from pipeline.queue.journal_frames import decode_frames
 from workers.process.activity import Activity
 from workers.process.agent_timeout import CANCEL_GRACE_S
 from workers.process.attempt import Attempt
@@ -34,12 +37,14 @@ from workers.process.isolated_messages import (
     DONE,
     HAND_BACK,
     HEAD,
+    KEEP,
     LOG,
     REQUEST,
     STARTED,
     STOP,
     Frame,
 )
+from workers.process.journal import MakeFrame
 
 #: Time to start: the first process of a worker waits for its server's imports.
 _START_S = 120.0
@@ -63,19 +68,28 @@ class IsolatedChild:
         self,
         channel: tuple[asyncio.StreamReader, asyncio.StreamWriter],
         status: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+        keep: Callable[[MakeFrame], None] | None,
     ) -> None:
         self._reader, self._writer = channel
         self._status, self._killer = status
+        self._keep = keep
         self._until = asyncio.get_running_loop().time() + _START_S
         self._has_started = False
         self._completion: Completion | None = None
 
     @classmethod
-    async def connect(cls, channel: socket.socket, status: socket.socket) -> Self:
-        """Take over the sockets of a process that was asked for."""
+    async def connect(
+        cls,
+        channel: socket.socket,
+        status: socket.socket,
+        *,
+        keep: Callable[[MakeFrame], None] | None = None,
+    ) -> Self:
+        """Take over the sockets of a process that was asked for; `keep` takes its journal."""
         return cls(
             await asyncio.open_unix_connection(sock=channel),
             await asyncio.open_unix_connection(sock=status),
+            keep,
         )
 
     def close(self) -> None:
@@ -154,6 +168,9 @@ class IsolatedChild:
             activity.watcher(attempt.request.run_id, call["base_url"], call["model"])(error)
         elif frame.kind == LOG:
             _log(orjson.loads(frame.data))
+        elif frame.kind == KEEP and self._keep is not None:
+            for kept in decode_frames(frame.data):
+                self._keep(partial(_same, kept))
         elif frame.kind == DONE:
             self._completion = decode_completions(frame.data)[0][0]
             self._until = now + _REST_S
@@ -186,6 +203,10 @@ class IsolatedChild:
             return Frame(kind, await self._reader.readexactly(length))
         except (asyncio.IncompleteReadError, ConnectionError):
             return None
+
+
+def _same(frame: JournalFrame) -> JournalFrame:
+    return frame
 
 
 def _silence(attempt: Attempt) -> RolloutError:

@@ -25,6 +25,7 @@ STARTED = b"S"  #: it has the request
 BEAT = b"B"  #: its event loop answers; phase, step, tools, and the longest silence from now on
 CALL = b"C"  #: a try of a model call
 LOG = b"L"  #: a log record
+KEEP = b"K"  #: a frame of the journal
 DONE = b"D"  #: the completion, as a frame
 
 

@@ -13,6 +13,7 @@ import pickle
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 
 from pipeline.contract.messages import Completion
 from pipeline.settings import Settings
@@ -21,6 +22,7 @@ from workers.process.attempt import Attempt
 from workers.process.in_flight import InFlight
 from workers.process.isolated_child import IsolatedChild
 from workers.process.isolated_messages import Preload
+from workers.process.journal import MakeFrame
 
 log = logging.getLogger(__name__)
 
@@ -37,14 +39,22 @@ class Isolation:
         worker_id: The worker's name.
         in_flight: The worker's attempts.
         activity: Counts the model calls of isolated attempts too.
+        keep: Takes the frames of their journals.
     """
 
     def __init__(
-        self, settings: Settings, worker_id: str, in_flight: InFlight, activity: Activity
+        self,
+        settings: Settings,
+        worker_id: str,
+        in_flight: InFlight,
+        activity: Activity,
+        *,
+        keep: Callable[[MakeFrame], None] | None = None,
     ) -> None:
         self._preload = Preload(settings, worker_id, tuple(sys.path))
         self._in_flight = in_flight
         self._activity = activity
+        self._keep = keep
         self._slots = asyncio.Semaphore(settings.worker.isolated_slots)
         self._has_slots = settings.worker.isolated_slots > 0
         self._starting = asyncio.Lock()
@@ -87,7 +97,7 @@ class Isolation:
                         log.warning("No process for an isolated rollout: %s", error)
                         return None
                 try:
-                    return await IsolatedChild.connect(*self._server.fork())
+                    return await IsolatedChild.connect(*self._server.fork(), keep=self._keep)
                 except OSError:
                     # The server died since it was last used; the next one is new.
                     self._server.close()

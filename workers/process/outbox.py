@@ -1,7 +1,8 @@
 """The outbox: collects completions briefly, sends them together, keeps them until they are sent.
 
 Filled by the event loop, emptied by a thread. Completions that are unsent when the worker must end
-are written to a folder (the spool); the next worker that starts there sends them.
+are written to a folder (the spool); the next worker that starts there sends them. Frames of
+journals are made here, and sent before the completions that were put in after them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from pipeline.queue.claim_checks import check_out
 from pipeline.queue.completions import FrameTooLong, OutcomePublisher
 from pipeline.queue.frames import decode_completions, encode_completions
 from pipeline.queue.payloads import PayloadStore
+from workers.process.journal import MakeFrame
+from workers.process.journal_sender import JournalSender
 from workers.process.vital_threads import vital
 
 log = logging.getLogger(__name__)
@@ -41,7 +44,7 @@ class Outbox(threading.Thread):
     Args:
         publisher: A connection that no other thread uses.
         payloads: The store that large bodies are written to before their message is sent.
-        inline_max_bytes: Largest body that travels in a message; -1 sends none.
+        inline_max_bytes: Most bytes of both bodies that travel in a message; -1 sends none.
         spool: Folder for completions that could not be sent before the end.
     """
 
@@ -58,7 +61,8 @@ class Outbox(threading.Thread):
         self._payloads = payloads
         self._inline_max_bytes = inline_max_bytes
         self._spool = spool
-        self._queue: queue.SimpleQueue[Completion | None] = queue.SimpleQueue()
+        self._journals = JournalSender(publisher, payloads, inline_max_bytes=inline_max_bytes)
+        self._queue: queue.SimpleQueue[Completion | MakeFrame | None] = queue.SimpleQueue()
         self._waiting_since: dict[AttemptKey, float] = {}
         self._give_up_at = float("inf")
         self._closing = threading.Event()
@@ -67,6 +71,10 @@ class Outbox(threading.Thread):
         """Take a completion; never blocks."""
         self._waiting_since[completion.key] = time.monotonic()
         self._queue.put(completion)
+
+    def put_frame(self, make: MakeFrame) -> None:
+        """Take a frame of a journal, which is made when it is sent; never blocks."""
+        self._queue.put(make)
 
     def beats(self) -> tuple[AttemptBeat, ...]:
         """Return the attempts whose completion waits for the broker or the payload store.
@@ -96,7 +104,10 @@ class Outbox(threading.Thread):
         self._send_spooled()
         stopping = False
         while not stopping:
-            batch, stopping = self._gather()
+            items, stopping = self._gather()
+            makers = [item for item in items if not isinstance(item, Completion)]
+            self._journals.send(makers, give_up_at=lambda: self._give_up_at)
+            batch = [item for item in items if isinstance(item, Completion)]
             batch = [self._without_large_body(completion) for completion in batch]
             while batch:
                 unsent = self._send(_take_part(batch))
@@ -104,11 +115,11 @@ class Outbox(threading.Thread):
                     self._write_spool(unsent)
         self._publisher.close()
 
-    def _gather(self) -> tuple[list[Completion], bool]:
+    def _gather(self) -> tuple[list[Completion | MakeFrame], bool]:
         first = self._queue.get()
         if first is None:
             return [], True
-        batch: list[Completion] = [first]
+        batch: list[Completion | MakeFrame] = [first]
         # A blocking `get` would wake this thread for every completion.
         if self._queue.qsize() < _MOST - 1:
             self._closing.wait(_LINGER_S)
@@ -123,7 +134,8 @@ class Outbox(threading.Thread):
         return batch, False
 
     def _without_large_body(self, completion: Completion) -> Completion:
-        if len(completion.body) <= self._inline_max_bytes or not completion.body:
+        size = _bodies_size(completion)
+        if size <= self._inline_max_bytes or not size:
             return completion
         return self._by_reference(completion)
 
@@ -177,7 +189,7 @@ class Outbox(threading.Thread):
     def _shortened(self, completion: Completion, reason: str) -> Completion:
         """Return a completion in fewer bytes: its body by reference, else a failure."""
         log.warning("%s does not fit into a message: %s", completion.label, reason)
-        if completion.body:
+        if completion.body or completion.tokens:
             return self._by_reference(completion)
         # The texts of an error are bounded by the contract and always fit.
         return _too_long(completion)
@@ -226,13 +238,17 @@ class Outbox(threading.Thread):
             log.info("%d spooled completions were sent.", len(completions))
 
 
+def _bodies_size(completion: Completion) -> int:
+    return len(completion.body) + len(completion.tokens)
+
+
 def _take_part(batch: list[Completion]) -> list[Completion]:
     """Remove and return the first completions that fit into one message."""
     part = [batch.pop(0)]
-    size = len(part[0].body)
-    while batch and size + len(batch[0].body) <= _MOST_BYTES:
+    size = _bodies_size(part[0])
+    while batch and size + _bodies_size(batch[0]) <= _MOST_BYTES:
         completion = batch.pop(0)
-        size += len(completion.body)
+        size += _bodies_size(completion)
         part.append(completion)
     return part
 

@@ -6,6 +6,7 @@ broker.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from pipeline.contract.rollout import StopReason
@@ -15,6 +16,9 @@ from workers.process.model_calls import ModelCalls
 
 #: Metadata that the record already holds in `tools` and `messages`.
 _OWN_FIELDS = frozenset({"tools", "system_prompt"})
+#: Metadata of a reply's first step that the recorded call already holds.
+_IDS = "completion_token_ids"
+_ID_FIELDS = frozenset({"prompt_token_ids", _IDS})
 
 
 def record_of(trajectory: Trajectory, calls: ModelCalls | None) -> TrajectoryRecord:
@@ -22,7 +26,7 @@ def record_of(trajectory: Trajectory, calls: ModelCalls | None) -> TrajectoryRec
     messages = trajectory.get_messages() if trajectory.steps else []
     if not messages and calls is not None:
         messages = calls.last_messages
-    data = trajectory.to_dict()
+    data = _without_ids(trajectory).to_dict()
     metadata: dict[str, Any] = {
         key: value for key, value in data["metadata"].items() if key not in _OWN_FIELDS
     }
@@ -65,6 +69,21 @@ def stop_reason_of(trajectory: Trajectory) -> StopReason:
         return StopReason(trajectory.metadata.get("stop_reason", StopReason.ANSWERED))
     except ValueError:
         return StopReason.ANSWERED
+
+
+def _without_ids(trajectory: Trajectory) -> Trajectory:
+    """Return the trajectory without the ids and logprobs of its replies: the calls hold them."""
+    if not any(_IDS in step.metadata or step.log_probs for step in trajectory.steps):
+        return trajectory
+    steps = [
+        replace(
+            step,
+            metadata={key: value for key, value in step.metadata.items() if key not in _ID_FIELDS},
+            log_probs=None,
+        )
+        for step in trajectory.steps
+    ]
+    return replace(trajectory, steps=steps)
 
 
 def _step_of(message: dict[str, Any]) -> TrajectoryStep:

@@ -1,4 +1,4 @@
-"""The Celery tasks `rollout.run` and `rollout.rescore`, and the command that stops attempts.
+"""The Celery tasks `rollout.run` and `rollout.rescore`, and the commands of the controller.
 
 A task thread submits the attempt to the event loop and waits for its end; the completion goes to
 the outbox. The task's return value is the one line that operators see in Flower. Must not: decide
@@ -26,8 +26,9 @@ from pipeline.contract.messages import (
     RolloutRequest,
     parse_message,
 )
+from pipeline.contract.policy import POLICIES
 from pipeline.queue.payloads import PayloadStore
-from pipeline.queue.signing import CANCEL, REQUEST, Forged, Signer
+from pipeline.queue.signing import CANCEL, POLICY, REQUEST, Forged, Signer
 from workers.process.celery_hooks import (
     WorkerRequest,
     earlier_deliveries,
@@ -130,7 +131,18 @@ def register_tasks(
         wanted = frozenset(labels)
         return {"stopped": loop.call(lambda: runtime.in_flight.stop(wanted), timeout_s=5)}
 
+    def learn_policies(_: Any, message: str, signature: str = "") -> dict[str, Any]:
+        try:
+            signer.check(message, signature, POLICY)
+            policies = POLICIES.validate_json(message)
+        except (Forged, ValueError) as error:
+            log.error("A command about policies was rejected: %s", error)
+            return {"error": str(error)}
+        loop.call(lambda: runtime.policies.learn(policies), timeout_s=5)
+        return {"learned": len(policies)}
+
     Panel.data["cancel_attempts"] = cancel_attempts
+    Panel.data["learn_policies"] = learn_policies
 
 
 def describe(completion: Completion) -> str:
@@ -143,6 +155,8 @@ def describe(completion: Completion) -> str:
             f"{error.error_class} code={error.code} tokens={tokens}: "
             f"{error.message[:_MAX_MESSAGE_CHARS]}",
         )
+    if completion.purpose == "handover":
+        return "handed over to its remote session"
     if completion.purpose == "rescore":
         return f"reward={completion.reward:g}"
     reward = "none" if completion.reward is None else f"{completion.reward:g}"

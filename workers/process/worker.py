@@ -66,8 +66,15 @@ def run_worker(settings: Settings, *, ready: Callable[[str], None] = lambda _: N
     loop = LoopThread()
     limits = open_limits(settings, worker_id)
     _warn_without_limits(settings)
-    runtime = Runtime(settings, worker_id, limits=limits, redactor=redactor, isolates=True)
     outbox = _open_outbox(broker, settings)
+    runtime = Runtime(
+        settings,
+        worker_id,
+        limits=limits,
+        redactor=redactor,
+        isolates=True,
+        keep=outbox.put_frame,
+    )
     rejected = RejectedMessages()
     about = Heartbeat(
         worker_id=worker_id,
@@ -109,7 +116,7 @@ def run_worker(settings: Settings, *, ready: Callable[[str], None] = lambda _: N
     finally:
         outbox.close(timeout_s=_FLUSH_S)
         heartbeats.close()
-        _close_connections(loop, limits)
+        _close_connections(loop, runtime, limits)
         if runtime.isolation is not None:
             runtime.isolation.close()
         loop.stop()
@@ -138,11 +145,16 @@ def _warn_without_limits(settings: Settings) -> None:
         )
 
 
-def _close_connections(loop: LoopThread, limits: LimiterPool | LocalPauses) -> None:
+def _close_connections(
+    loop: LoopThread, runtime: Runtime, limits: LimiterPool | LocalPauses
+) -> None:
     """Close the loop's connections; a server that does not answer must not delay the exit."""
 
     async def close() -> None:
         async with asyncio.timeout(_CLOSE_S):
+            await runtime.gateway.close()
+            await runtime.remote_sessions.close()
+            await runtime.mcp.close()
             await limits.close()
             await close_connections()
             await close_reward_processes()

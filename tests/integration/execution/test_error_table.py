@@ -19,9 +19,13 @@ from pipeline.contract.errors import (
     ModelRateLimit,
     ModelTransportError,
 )
+from pipeline.contract.messages import Completion
 from pipeline.contract.trajectory import unpack_record
+from pipeline.requests import request_of
 from workers.core.registry import register_agent
 from workers.core.tool_registry import tool
+from workers.process.agent_timeout import off_the_clock
+from workers.process.execution import execute
 from workers.rewards.registry import register_reward
 from workers.sandbox.base import SandboxFailure
 
@@ -264,9 +268,6 @@ def test_an_agent_that_will_not_stop_is_left_behind_and_calls_no_model(
     worker = make_worker()
 
     async def run() -> None:
-        from pipeline.requests import request_of
-        from workers.process.execution import execute
-
         said.append(await execute(request_of(story.run, story.claim_one()), worker.runtime))
         for _ in range(100):
             if refused:
@@ -277,4 +278,42 @@ def test_an_agent_that_will_not_stop_is_left_behind_and_calls_no_model(
     assert said[0].stop_reason == "agent_timeout"
     assert "left behind" in caplog.text
     assert "The attempt has ended" in str(refused[0])
+    assert len(worker.client.calls) == 1
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["calls later", "waits for a limit"])
+def test_a_task_that_outlives_its_rollout_gets_a_clear_error(
+    engine: Engine, make_worker, waits: bool
+):
+    ended = asyncio.Event()
+    late: list[Any] = []
+
+    @register_agent("careless")
+    async def careless(prompt, llm):
+        async def call_later() -> None:
+            try:
+                if waits:
+                    await off_the_clock(ended.wait())
+                else:
+                    await ended.wait()
+                await llm("Still here?")
+            except Exception as error:
+                late.append(error)
+
+        late.append(asyncio.create_task(call_later()))
+        await asyncio.sleep(0)
+        return (await llm("2 + 2?")).text
+
+    story = StoredRun(engine, agent="careless", reward=None)
+    worker = make_worker("4")
+
+    async def run() -> Completion:
+        completion = await execute(request_of(story.run, story.claim_one()), worker.runtime)
+        ended.set()
+        await late[0]
+        return completion
+
+    said = asyncio.run(run())
+    assert said.outcome == "succeeded"
+    assert "must await all its tasks" in str(late[1])
     assert len(worker.client.calls) == 1

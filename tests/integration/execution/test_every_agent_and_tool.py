@@ -7,6 +7,7 @@ trajectory. A new agent or tool without a case here fails the first test.
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,8 +17,10 @@ from sqlalchemy import Engine
 
 from pipeline.contract.errors import Action, ErrorClass, ModelTransportError
 from pipeline.contract.trajectory import TrajectoryRecord, unpack_record
+from pipeline.store.engine import transact
+from pipeline.store.status import run_status
 from workers.core.model_response import ModelResponse, NativeToolCall
-from workers.core.registry import BUILTIN_AGENTS
+from workers.core.registry import BUILTIN_AGENTS, register_agent
 from workers.core.tool_registry import BUILTIN_TOOLS
 from workers.sandbox.shared import SHARED
 
@@ -45,12 +48,23 @@ TASK: dict[str, Any] = {
     "reward": None,
     "agent_config": {"files": {"sum.txt": "0\n"}, "test_command": "grep -qx 1 sum.txt"},
 }
+#: Asks the endpoint of its environment once, and prints the answer.
+COMMAND = [
+    sys.executable,
+    "-c",
+    "import json, os, urllib.request as web; e = os.environ; "
+    "body = {'model': e['MODEL_ID'], 'messages': [{'role': 'user', 'content': 'Hi'}]}; "
+    "ask = web.Request(e['OPENAI_BASE_URL'] + '/chat/completions', json.dumps(body).encode(), "
+    "{'Authorization': 'Bearer ' + e['OPENAI_API_KEY']}); "
+    "print(json.load(web.urlopen(ask))['choices'][0]['message']['content'])",
+]
 AGENTS = {
     "single_turn": AgentCase(("1",)),
     "react": AgentCase(
         ("Action: calculator(expression='0 + 1')", ANSWER), {"tools": ("calculator",)}
     ),
     "tool": AgentCase((call("calculator", expression="0 + 1"), "1"), {"tools": ("calculator",)}),
+    "command": AgentCase(("1",), {"agent_config": {"command": COMMAND}}),
     "coding": AgentCase((REPAIR, call("finish", answer="done")), TASK),
     "swe": AgentCase((REPAIR, call("finish", answer="done")), TASK),
 }
@@ -84,7 +98,7 @@ TOOLS = {
     ),
     "search": ToolCase(
         "search(pattern='anything')",
-        "nothing found",
+        "has no files",
         "search(pattern='(', regex=True)",
         "not a regular",
     ),
@@ -191,3 +205,20 @@ def test_a_reward_that_a_run_names_goes_before_the_agents_own(engine: Engine, ma
     (said,) = make_worker(*AGENTS[agent].replies).work(story)
     assert (said.outcome, said.reward) == ("succeeded", 0.0)
     assert [part.name for part in said.reward_parts] == ["exact_match"]
+
+
+def test_a_run_without_recorded_model_calls_is_told_once_for_each_run(
+    engine: Engine, make_worker, caplog
+):
+    @register_agent("own_client")
+    async def solve(prompt, llm):
+        return "1"
+
+    worker = make_worker()
+    for _ in range(2):
+        story = StoredRun(engine, prompts=3, agent="own_client")
+        worker.work_off(story)
+        status = transact(engine, lambda connection, run=story.run: run_status(connection, run))
+        assert status.rollouts["succeeded"] == 3
+        assert [words[:29] for words in status.warnings] == ["No model call was recorded, t"]
+    assert caplog.text.count("ended without a recorded model call") == 2

@@ -157,17 +157,19 @@ async def test_a_plugin_with_a_thread_is_loaded_by_each_process(make_runtime, tm
 
 async def test_the_result_equals_that_of_a_run_in_the_worker(make_runtime) -> None:
     async with serving() as (base_url, _):
-        runtime = make_runtime(llm={"base_url": base_url, "capture_tokens": True})
+        runtime = make_runtime(llm={"base_url": base_url})
         fields = {
             "agent": "react",
             "tools": ("calculator",),
             "reward": "numeric",
+            "tokens": "required",
             "prompt": {"prompt": "What is 6 * 7?", "answer": "42"},
         }
         here = await execute(asked(lost_count=0, **fields), runtime)
         there = await execute(asked(lost_count=2, **fields), runtime)
     assert runtime.isolation is not None
     assert comparable(here) == comparable(there)
+    assert here.tokens == there.tokens != b""
     assert there.prompt_tokens > 0
     assert there.reward_parts
     # Both were counted by the worker.

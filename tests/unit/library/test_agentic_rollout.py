@@ -38,7 +38,7 @@ def single(**settings: Any) -> AgenticRolloutConfig:
 
 
 def test_an_unknown_agent_type_lists_the_known_ones():
-    with pytest.raises(ValueError, match=r"Unknown agent type: x\. Known agents: coding, react"):
+    with pytest.raises(ValueError, match=r"Unknown agent type: x\. Known agents: coding, command"):
         AgenticRollout(AgenticRolloutConfig(agent_type="x"))
 
 

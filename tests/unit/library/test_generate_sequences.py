@@ -1,3 +1,4 @@
+import dataclasses
 import math
 import sys
 import types
@@ -220,6 +221,39 @@ async def test_a_reply_of_tool_calls_only_counts_as_sampled(script, calls):
     assert not row.is_recorded
     assert len(row.response_ids) == len(row.response_mask)
     assert "done" in text_of(row.response_ids, row.response_mask)
+
+
+class ToolTokenizer(ChatTokenizer):
+    """Its template writes the offered tools, and the calls of a reply behind its text."""
+
+    def apply_chat_template(
+        self,
+        messages: list[dict[str, Any]],
+        tokenize: bool,
+        add_generation_prompt: bool,
+        tools: list[dict[str, Any]] | None = None,
+    ) -> str:
+        text = "".join(f"<tool {tool['function']['name']}>" for tool in tools or ())
+        for message in messages:
+            said = "".join(
+                f"[{call['function']['name']}]" for call in message.get("tool_calls") or ()
+            )
+            text += f"<{message['role'][0]}>{message['content'] or ''}{said}$\n"
+        return text + "<a>" if add_generation_prompt else text
+
+
+@pytest.mark.parametrize(
+    ("content", "sampled"), [("I look.", "I look.[f]$done$"), ("", "[f]$done$")]
+)
+async def test_text_and_call_of_one_reply_and_its_end_token_count_as_sampled(
+    script, calls, content, sampled
+):
+    reply = dataclasses.replace(calls(("f", "{}")), text=content)
+    rollout = rollout_of(script(reply, ModelResponse("done")), ToolTokenizer(), agent_type="tool")
+    rollout.tools = {"f": lambda: "x"}
+    out = await rollout.generate_sequences(["q"])
+    assert text_of(out.batch["prompts"][0]).startswith("<tool f><")
+    assert text_of(out.batch["responses"][0], out.batch["response_mask"][0]) == sampled
 
 
 def test_columns_of_unequal_length_are_refused():

@@ -7,20 +7,41 @@ import pytest
 
 import workers
 from workers.agentic_rollout import AgenticRollout, AgenticRolloutConfig, create_agentic_rollout
+from workers.agents.coding_agent import CodingAgent
+from workers.agents.react_agent import ReActAgent
+from workers.agents.tool_agent import ToolAgent
 from workers.core.base_agent import BaseAgent
 from workers.core.base_tool import BaseAgenticTool, SimpleAgenticTool
 from workers.core.registry import get_agent_class, register_agent
-from workers.core.tool_registry import ToolRegistry, get_global_tool_registry, tool
+from workers.core.tool_registry import (
+    ToolRegistry,
+    get_global_tool_registry,
+    register_tool,
+    tool,
+)
 from workers.core.tool_schemas import ToolResult, create_openai_tool_schema
 from workers.core.trajectory import StepType, Trajectory, TrajectoryStep
+from workers.tools.bash_executor_tool import BashExecutorTool
+from workers.tools.calculator_tool import CalculatorTool
+from workers.tools.file_editor_tool import FileEditorTool
+from workers.tools.search_tool import SearchTool
 
 NAMES = {
+    "AgenticBaseTool": BaseAgenticTool,
     "AgenticRollout": AgenticRollout,
     "AgenticRolloutConfig": AgenticRolloutConfig,
     "BaseAgent": BaseAgent,
     "BaseAgenticTool": BaseAgenticTool,
+    "BashExecutorTool": BashExecutorTool,
+    "CalculatorTool": CalculatorTool,
+    "CodingAgent": CodingAgent,
+    "FileEditorTool": FileEditorTool,
+    "ReActAgent": ReActAgent,
+    "ReactAgent": ReActAgent,
+    "SearchTool": SearchTool,
     "SimpleAgenticTool": SimpleAgenticTool,
     "StepType": StepType,
+    "ToolAgent": ToolAgent,
     "ToolRegistry": ToolRegistry,
     "ToolResult": ToolResult,
     "Trajectory": Trajectory,
@@ -30,6 +51,7 @@ NAMES = {
     "get_agent_class": get_agent_class,
     "get_global_tool_registry": get_global_tool_registry,
     "register_agent": register_agent,
+    "register_tool": register_tool,
     "tool": tool,
 }
 

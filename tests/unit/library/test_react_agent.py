@@ -38,7 +38,7 @@ async def test_it_thinks_acts_observes_and_answers(script):
     assert trajectory.final_reward is None
     action = trajectory.get_tool_calls()[0]
     assert (action.tool_name, action.tool_args) == ("calculator", {"expression": "15 * 24"})
-    assert trajectory.steps[3].tool_result == 360
+    assert trajectory.steps[3].tool_result == {"result": 360, "expression": "15 * 24"}
 
 
 async def test_the_model_is_sent_the_conversation_as_it_was(script):

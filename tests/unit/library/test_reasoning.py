@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from workers.agents.react_agent import ReActAgent
 from workers.agents.single_turn_agent import SingleTurnAgent
-from workers.core.labelled_text import ReplyFormat
 from workers.core.model_response import ModelResponse, NativeToolCall
 from workers.core.reasoning import split_reasoning
+from workers.core.reply_format import ReplyFormat
 from workers.core.reply_parser import first_step_of, read_reply
 from workers.core.trajectory import StepType
 

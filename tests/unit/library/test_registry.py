@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_the_built_in_agents_are_known_by_name():
-    assert list_agents() == ["coding", "react", "single_turn", "swe", "tool"]
+    assert list_agents() == ["coding", "command", "react", "single_turn", "swe", "tool"]
     assert get_agent_class("react") is ReActAgent
 
 
@@ -52,7 +52,7 @@ def test_a_name_is_given_once(name):
 
 
 def test_an_unknown_name_lists_the_known_ones():
-    with pytest.raises(ValueError, match=r"Unknown agent type: x\. Known agents: coding, react"):
+    with pytest.raises(ValueError, match=r"Unknown agent type: x\. Known agents: coding, command"):
         get_agent_class("x")
 
 
@@ -198,7 +198,7 @@ async def test_an_agent_without_a_recorded_model_call_is_reported_once(script, c
     for number in range(3):
         trajectory = await agent.run_trajectory({"content": "q"}, script(), f"r{number}")
     assert trajectory.get_final_response() == "42"
-    assert caplog.text.count("ended without a model call through `llm`") == 1
+    assert caplog.text.count("ended without a recorded model call") == 1
 
 
 async def test_a_missing_model_call_can_be_an_error(script):

@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workers.core.labelled_text import ReplyFormat
 from workers.core.model_response import ModelResponse, NativeToolCall, as_model_response
+from workers.core.reply_format import ReplyFormat
 from workers.core.reply_parser import first_step_of, read_reply
+from workers.core.tool_schemas import create_openai_tool_schema
 from workers.core.trajectory import StepType
 
 
@@ -54,6 +55,24 @@ def test_text_is_split_at_its_labels(text, expected):
 def test_every_way_to_write_a_call_is_read(text, args):
     (step,) = read_reply(ModelResponse(text), ReplyFormat(parameter_names=lambda name: ["a"]))
     assert (step.tool_name, step.tool_args) == ("f", args)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Action: Final Answer: 42",
+        "Thought: I know it.\nAction: Final Answer: 42",
+        "**Action:** **Final Answer:** 42",
+        "Action: final_answer: 42",
+        "Action:\nFinal Answer: 42",
+        "Action: Final Answer\nAction Input: 42",
+    ],
+)
+@pytest.mark.parametrize("tools", [{}, {"f": create_openai_tool_schema("f", "", {})}])
+def test_an_answer_written_as_an_action_is_an_answer(text, tools):
+    steps = read_reply(ModelResponse(text), ReplyFormat(tools=tools))
+    assert (steps[-1].step_type, steps[-1].content) == (StepType.FINAL_ANSWER, "42")
+    assert not any(step.step_type is StepType.ACTION for step in steps)
 
 
 @pytest.mark.parametrize("text", ["Action: f(", "Action: none", "Action:", "Action: f(a=x)"])

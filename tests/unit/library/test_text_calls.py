@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from workers.agents.react_agent import ReActAgent
 from workers.agents.tool_agent import ToolAgent
 from workers.core.call_formats import TOOL_FORMATS
-from workers.core.labelled_text import ReplyFormat
 from workers.core.model_response import ModelResponse, NativeToolCall
+from workers.core.reply_format import ReplyFormat
 from workers.core.reply_parser import read_reply
 from workers.core.text_calls import find_marked_calls, find_unmarked_calls
 from workers.core.tool_schemas import create_openai_tool_schema
@@ -280,13 +280,11 @@ async def test_calls_found_in_text_become_native_calls_of_the_conversation(scrip
 
 
 async def test_text_agents_keep_the_models_own_text(script):
-    model = script(SHAPES["hermes"][0] + "\n<tool_response>invented</tool_response>", "rain")
-    agent = agent_of("text react")
-    await agent.run_trajectory(TASK, script(*model.replies, "Final Answer: rain"), "r")
-    model.replies.insert(1, "Final Answer: rain")
-    await agent.run_trajectory(TASK, model, "r")
+    call = SHAPES["hermes"][0]
+    model = script(call + "\n<tool_response>invented</tool_response>", "Final Answer: rain")
+    await agent_of("text react").run_trajectory(TASK, model, "r")
     message, result = model.requests[1][-2:]
-    assert message == {"role": "assistant", "content": SHAPES["hermes"][0]}
+    assert message == {"role": "assistant", "content": call}
     assert result == {"role": "user", "content": "Observation: 3 days of rain in Hanoi"}
 
 
@@ -307,7 +305,8 @@ async def test_a_lost_call_is_told_once_and_then_ends_the_trajectory(script, kin
     assert "does not count as an answer" in model.requests[1][-1]["content"]
     assert trajectory.metadata["stop_reason"] == "parse_error"
     assert trajectory.get_final_response() == ""
-    assert trajectory.metadata["tools"] == {"(unreadable call)": {"calls": 2, "errors": 2}}
+    assert trajectory.metadata["lost_calls"] == 2
+    assert "tools" not in trajectory.metadata
     assert actions(trajectory) == []
 
 
@@ -324,6 +323,29 @@ def test_a_call_with_broken_arguments_names_its_problem():
     )
     assert step.step_type is StepType.ACTION
     assert "not valid JSON" in step.metadata["parse_error"]
+
+
+@pytest.mark.parametrize("arguments", ["3", "[3]", '"Hanoi"', "null"])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        '<tool_call>{"name": "weather", "arguments": ARGUMENTS}</tool_call>',
+        "[TOOL_CALLS]weather[ARGS]ARGUMENTS",
+        "<\uff5ctool\u2581call\u2581begin\uff5c>weather<\uff5ctool\u2581sep\uff5c>ARGUMENTS"
+        "<\uff5ctool\u2581call\u2581end\uff5c>",
+        "<\uff5ctool\u2581call\u2581begin\uff5c>function<\uff5ctool\u2581sep\uff5c>weather\n"
+        "```json\nARGUMENTS\n```<\uff5ctool\u2581call\u2581end\uff5c>",
+    ],
+    ids=["hermes", "mistral", "deepseek_v3.1", "deepseek_v3"],
+)
+def test_arguments_that_are_no_object_are_a_problem_and_not_dropped(shape, arguments):
+    (step,) = read_reply(
+        ModelResponse(shape.replace("ARGUMENTS", arguments)),
+        ReplyFormat(StepType.FINAL_ANSWER, tools=SCHEMAS),
+    )
+    assert step.step_type is not StepType.FINAL_ANSWER
+    assert step.tool_args is None
+    assert step.metadata.get("parse_error") or step.metadata.get("lost_call")
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,15 @@ async def test_an_answer_before_any_tool_is_refused_where_one_is_required(script
     assert trajectory.get_final_response() == "3"
 
 
+async def test_a_call_that_cannot_be_read_is_no_use_of_the_required_tool(script):
+    model = script("<tool_call>add 1 and 2</tool_call>", "3", "TOOL_CALL: add(a=1, b=2)", "3")
+    agent = tool_agent(require_tool_usage=True, max_tool_calls=1)
+    trajectory = await agent.run_trajectory(TASK, model, "r")
+    assert "Use one of the tools" in model.requests[2][-1]["content"]
+    assert trajectory.metadata["tools"] == {"add": {"calls": 1, "errors": 0}}
+    assert trajectory.get_final_response() == "3"
+
+
 async def test_refusing_the_required_tool_for_ever_ends_with_parse_error(script):
     model = script(*["3"] * 5)
     trajectory = await tool_agent(require_tool_usage=True).run_trajectory(TASK, model, "r")

@@ -8,11 +8,12 @@ from workers.core.function_tool import FunctionTool
 from workers.core.tool_prompt import tools_text
 from workers.core.tool_registry import (
     ToolRegistry,
-    create_tools,
     get_global_tool_registry,
+    register_tool,
     tool,
 )
 from workers.core.tool_schemas import ToolResult, create_openai_tool_schema
+from workers.core.tools_config import create_tools
 from workers.tools.calculator_tool import CalculatorTool
 
 
@@ -39,16 +40,39 @@ async def test_a_registered_class_is_made_with_its_settings_and_keeps_state_by_t
         assert (await counter.execute_tool(instance_id, {})).result == n
 
 
-def test_a_name_is_given_once_until_the_registry_is_cleared():
+def test_a_name_is_that_of_one_class_until_the_registry_is_cleared():
     registry = get_global_tool_registry()
     with pytest.raises(ValueError, match="'calculator' is registered already"):
-        registry.register_tool(CalculatorTool)
+        registry.register_tool(Counter, name="calculator")
     registry.register_tool(Counter, name="mine")
     with pytest.raises(ValueError, match="'mine' is registered already"):
-        registry.register_tool(Counter, name="mine")
+        registry.register_tool(CalculatorTool, name="mine")
     registry.clear_registry()
     assert "mine" not in registry.get_tool_names()
     assert isinstance(registry.get_tool("calculator"), CalculatorTool)
+
+
+def test_a_class_is_registered_again_with_other_settings():
+    registry = get_global_tool_registry()
+    assert register_tool(CalculatorTool, {"precision": 3}) == "calculator"
+    assert registry.get_tool("calculator").precision == 3
+    for step in (2, 5):
+        register_tool(Counter, {"step": step}, name="mine")
+        assert registry.get_tool("mine").config == {"step": step}
+
+
+async def test_a_tool_is_run_by_its_name_and_never_raises():
+    registry = ToolRegistry()
+    registry.register_tool(Counter, {"step": 2})
+    instance_id = await registry.create_tool_instance("counter")
+    assert (await registry.execute_tool("counter", instance_id, {})).result == 2
+    assert (await registry.execute_tool("counter", instance_id, {})).result == 4
+    await registry.release_tool_instance("counter", instance_id)
+    assert (await registry.execute_tool("counter", instance_id, {})).result == 2
+    unknown = await registry.execute_tool("nothing", instance_id, {})
+    assert unknown.error == "Unknown tool: nothing. Known tools: counter"
+    (schema,) = registry.get_tool_schemas()
+    assert schema.function.name == "counter"
 
 
 def test_a_tool_without_a_name_needs_one():

@@ -1,0 +1,83 @@
+"""The record of a model call: made before the agent sees the answer, stored in two bodies."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from fixtures.stored_run import StoredRun
+
+from pipeline.contract.trajectory import digest_of, unpack_record
+from pipeline.tokens.token_body import unpack_tokens
+from workers.core.model_response import ModelResponse
+
+FIRST = ModelResponse(
+    "Action: calculator(expression='1+1')",
+    finish_reason="stop",
+    prompt_tokens=3,
+    completion_tokens=2,
+    model="qwen",
+    prompt_token_ids=[1, 2, 3],
+    completion_token_ids=[4, 5],
+    logprobs=[-0.5, -0.25],
+    policy_version=7,
+    latency_ms=12.5,
+    metadata={"sampling": {"temperature": 0.5}, "token_source": "choice"},
+)
+SECOND = dataclasses.replace(
+    FIRST,
+    text="Final Answer: 2",
+    prompt_token_ids=[1, 2, 3, 4, 5, 6],
+    completion_token_ids=[8],
+    logprobs=[-1.0],
+    completion_tokens=1,
+    metadata={**FIRST.metadata, "policy_version_before": 6},
+)
+
+
+def test_a_call_is_recorded_with_all_that_is_known_of_it(engine, make_worker):
+    story = StoredRun(engine, agent="react", tools=["calculator"])
+    worker = make_worker(FIRST, SECOND)
+    (completion,) = worker.work(story)
+    first, second = unpack_record(completion.body).calls
+    assert (first.sequence, second.sequence) == (0, 1)
+    assert (first.model, first.finish_reason, first.latency_ms) == ("qwen", "stop", 12.5)
+    assert (first.prompt_tokens, first.completion_tokens) == (3, 2)
+    assert first.response == {"role": "assistant", "content": FIRST.text}
+    assert (first.token_source, first.sampling) == ("choice", {"temperature": 0.5})
+    assert first.trainable
+    assert not first.replayed
+    assert (first.version_min, second.version_min) == (7, 6)
+    assert (completion.version_min, completion.version_max) == (6, 7)
+
+
+def test_tokens_are_stored_beside_the_body_and_in_no_json(engine, make_worker):
+    story = StoredRun(engine, agent="react", tools=["calculator"])
+    make_worker(FIRST, SECOND).work(story)
+    (row,) = story.rows("SELECT body, tokens, tokens_digest, tokens_bytes FROM trajectories")
+    assert row["tokens_digest"] == digest_of(row["tokens"])
+    assert row["tokens_bytes"] == len(row["tokens"])
+    calls = unpack_tokens(row["tokens"])
+    assert [call.prompt.tolist() for call in calls] == [[1, 2, 3], [1, 2, 3, 4, 5, 6]]  # type: ignore[union-attr]
+    assert [call.completion.tolist() for call in calls] == [[4, 5], [8]]  # type: ignore[union-attr]
+    assert [call.logprobs.tolist() for call in calls] == [[-0.5, -0.25], [-1.0]]  # type: ignore[union-attr]
+    assert [call.version for call in calls] == [7, 6]
+    record = unpack_record(row["body"])
+    assert all(step["log_probs"] is None for step in record.steps)
+    assert not any("token_ids" in key for step in record.steps for key in step["metadata"])
+
+
+def test_a_call_without_ids_is_recorded_as_text_and_not_trained(engine, make_worker):
+    story = StoredRun(engine, agent="single_turn")
+    (completion,) = make_worker("42").work(story)
+    assert (completion.tokens, completion.tokens_digest) == (b"", None)
+    (call,) = unpack_record(completion.body).calls
+    assert call.response == {"role": "assistant", "content": "42"}
+    assert not call.trainable
+
+
+def test_an_aborted_call_keeps_its_tokens_and_is_not_trained(engine, make_worker):
+    story = StoredRun(engine, agent="single_turn")
+    aborted = dataclasses.replace(FIRST, finish_reason="abort")
+    (completion,) = make_worker(aborted).work(story)
+    (call,) = unpack_tokens(completion.tokens)
+    assert (call.finish_reason, call.trainable) == ("abort", False)
