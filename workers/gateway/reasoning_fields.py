@@ -1,0 +1,46 @@
+"""Reasoning on its way through another dialect and back, in the field that the server used.
+
+A server reads its model's earlier reasoning in one field of the assistant's message. Other dialects
+have a signed or encrypted text beside the reasoning; the gateway writes the field's name there.
+Must not: change reasoning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+DEFAULT_FIELD = "reasoning_content"
+_MARK = "field:"
+#: The mark of reasoning whose own was lost.
+DEFAULT_MARK = f"{_MARK}{DEFAULT_FIELD}"
+#: The fields whose value is the reasoning's text.
+_FIELDS = frozenset({"reasoning_content", "reasoning"})
+
+
+def reasoning_mark(fields: Mapping[str, Any]) -> str:
+    """Return the text that stands beside the reasoning for these `reasoning_fields`."""
+    return mark_of(next((name for name in fields if name in _FIELDS), DEFAULT_FIELD))
+
+
+def mark_of(field: str) -> str:
+    """Return the text that stands beside the reasoning of one field."""
+    return f"{_MARK}{field}"
+
+
+def restored_reasoning(
+    message: dict[str, Any], text: str, mark: Any, block: Mapping[str, Any]
+) -> None:
+    """Put reasoning that came back into an assistant's message.
+
+    Args:
+        message: The message in the OpenAI format.
+        text: The reasoning.
+        mark: The text beside it.
+        block: Anthropic's block; without a mark of the gateway it is kept as it is.
+    """
+    field = mark.removeprefix(_MARK) if isinstance(mark, str) else ""
+    if field in _FIELDS:
+        message[field] = message.get(field, "") + text
+    else:
+        message.setdefault("thinking_blocks", []).append(dict(block))
