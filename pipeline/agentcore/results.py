@@ -1,0 +1,216 @@
+"""The results service: takes results of remote sessions from SQS and S3 into the store.
+
+A message names a result at once. Every few seconds the bucket is listed too, for results whose
+message was lost or is never sent. Commits first and deletes messages second; the fence (rollout,
+attempt) makes repeats harmless. Must not: decide outcomes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Collection, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+
+from sqlalchemy import Engine
+
+from pipeline.agentcore.outcome import outcome_of, refused, timed_out
+from pipeline.agentcore.results_store import (
+    MAX_RESULT_BYTES,
+    QueuedMessage,
+    ResultsStore,
+    ResultTooLarge,
+)
+from pipeline.contract.agentcore import input_id_of, session_of_key
+from pipeline.contract.messages import AttemptKey, Completion
+from pipeline.contract.result_keys import ResultObject, announced_results
+from pipeline.queue.claim_checks import check_out
+from pipeline.queue.payloads import PayloadStore
+from pipeline.redaction import Redactor
+from pipeline.settings import Settings
+from pipeline.store.dead_letters import add_malformed
+from pipeline.store.engine import transact
+from pipeline.store.outcomes import record_outcomes
+from pipeline.store.remote_sessions import (
+    RemoteAttempt,
+    attempts_named,
+    known_attempts,
+    waiting_attempts,
+)
+
+log = logging.getLogger(__name__)
+
+#: Time between two lists of a bucket whose results are announced, and of one without messages.
+_SWEEP_S, _SWEEP_ALONE_S = 10.0, 2.0
+#: Time between two looks for runs with remote sessions.
+_IDLE_S = 0.5
+#: Results that are read at once, and that are recorded in one transaction.
+_READERS, _AT_ONCE = 8, 64
+#: A message whose object stays missing goes to the dead letters after so many receives.
+_MOST_RECEIVES = 5
+
+E_FOREIGN, E_UNKNOWN = "E310", "E311"
+
+
+class RemoteResults:
+    """Reads, records, deletes; ends sessions whose time is up."""
+
+    name = "results"
+
+    def __init__(self, engine: Engine, payloads: PayloadStore, settings: Settings) -> None:
+        self._engine = engine
+        self._payloads = payloads
+        self._settings = settings
+        self._redactor = Redactor.of(settings, os.environ)
+        self._store: ResultsStore | None = None
+        self._readers = ThreadPoolExecutor(_READERS, "results")
+        self._swept_at = float("-inf")
+        self._told: set[str] = set()  #: keys of others that were logged
+
+    def step(self) -> None:
+        """Take in the announced results, then the listed ones; wait where no session exists."""
+        waiting = self._waiting()
+        if not waiting:
+            time.sleep(_IDLE_S)
+            return
+        store = self._store = self._store or ResultsStore(self._settings)
+        queues = {a.target.results_queue_url for a in waiting} - {None}
+        for queue_url in sorted(filter(None, queues)):
+            self._take_announced(store, queue_url)
+        every_s = _SWEEP_S if queues else _SWEEP_ALONE_S
+        if time.monotonic() - self._swept_at >= every_s:
+            self._sweep(store)
+            self._swept_at = time.monotonic()
+        elif not queues:
+            time.sleep(_IDLE_S)
+
+    def close(self) -> None:
+        """End the threads that read results."""
+        self._readers.shutdown(cancel_futures=True)
+
+    def _waiting(self) -> list[RemoteAttempt]:
+        runs = self._settings.dispatch.runs
+        return transact(self._engine, lambda c: waiting_attempts(c, runs))
+
+    def _take_announced(self, store: ResultsStore, queue_url: str) -> None:
+        messages = store.receive(queue_url)
+        if not messages:
+            return
+        malformed: list[tuple[str, str, bytes]] = []
+        named: list[tuple[QueuedMessage, ResultObject, AttemptKey]] = []
+        for message in messages:
+            try:
+                results = announced_results(message.body)
+            except ValueError as error:
+                malformed.append(_dead_letter(E_FOREIGN, f"announces no result: {error}", message))
+                continue
+            for result in results:
+                session = session_of_key(result.key)
+                if session is None:
+                    malformed.append(_dead_letter(E_UNKNOWN, f"names {result.key}", message))
+                else:
+                    key = session.rollout_id, session.attempt_no
+                    named.append((message, result, key))
+        keys = [key for *_, key in named]
+        known = transact(self._engine, lambda c: known_attempts(c, keys))
+        malformed += [
+            _dead_letter(E_UNKNOWN, f"names {result.key}, whose attempt is unknown", message)
+            for message, result, key in named
+            if key not in known
+        ]
+        missing = self._record(store, {key: result for _, result, key in named if key in known})
+        late: list[QueuedMessage] = []
+        for message, result, key in named:
+            if key not in missing:
+                continue
+            if message.receives < _MOST_RECEIVES:
+                late.append(message)
+            else:
+                malformed.append(_dead_letter(E_UNKNOWN, f"names {result.key}, missing", message))
+        if malformed:
+            transact(self._engine, lambda c: add_malformed(c, malformed))
+            for _, reason, _ in malformed:
+                log.warning("A message of %s went to the dead letters: %s", queue_url, reason)
+        store.delete([message for message in messages if message not in late])
+
+    def _sweep(self, store: ResultsStore) -> None:
+        """Record results that no message announced, then end the sessions whose time is up."""
+        waiting = self._waiting()
+        wanted = {attempt.key: attempt for attempt in waiting}
+        found: dict[AttemptKey, ResultObject] = {}
+        for bucket, run in sorted({(a.target.results_bucket, a.run) for a in waiting}):
+            inputs = [input_id_of(a.group_no) for a in waiting if a.run == run]
+            first, last = f"{run}/{min(inputs)}", f"{run}/{max(inputs)}~"
+            for key in store.list(bucket, prefix=f"{run}/", first=first, last=last):
+                session = session_of_key(key)
+                if session is None:
+                    self._tell(f"s3://{bucket}/{key}")
+                elif (of := (session.rollout_id, session.attempt_no)) in wanted:
+                    found[of] = ResultObject(bucket, key)
+        if found:
+            log.info("%d results were found in the bucket without a message.", len(found))
+            self._record(store, found)
+        # A result may have come between the list and the end of its session's time.
+        overdue = [a for a in self._waiting() if a.is_overdue and a.key in wanted]
+        overdue = [a for a in overdue if a.key not in found]
+        if overdue:
+            self._commit([timed_out(attempt) for attempt in overdue])
+
+    def _record(
+        self, store: ResultsStore, results: dict[AttemptKey, ResultObject]
+    ) -> Collection[AttemptKey]:
+        """Record the results of attempts that still want one; return those without an object."""
+        missing: set[AttemptKey] = set()
+        for part in _parts(list(results)):
+            keys: Sequence[AttemptKey] = part
+            attempts = transact(self._engine, lambda c, keys=keys: attempts_named(c, keys))
+            read = self._readers.map(lambda a: (a, self._read(store, a, results[a.key])), attempts)
+            completions: list[Completion] = []
+            for attempt, completion in read:
+                if completion is None:
+                    missing.add(attempt.key)
+                else:
+                    completions.append(completion)
+            self._commit(completions)
+        return missing
+
+    def _read(
+        self, store: ResultsStore, attempt: RemoteAttempt, result: ResultObject
+    ) -> Completion | None:
+        elapsed_s = 0.0
+        if attempt.started_at is not None:
+            elapsed_s = max(0.0, (datetime.now(UTC) - attempt.started_at).total_seconds())
+        try:
+            body = store.get(result)
+        except ResultTooLarge as error:
+            why = f"The result has {error}; at most {MAX_RESULT_BYTES} are read."
+            return refused(attempt, why, code="result_too_large", elapsed_s=elapsed_s)
+        if body is None:
+            return None
+        completion = outcome_of(attempt, body, elapsed_s=elapsed_s, redact=self._redactor.data)
+        if len(completion.body) > self._settings.payloads.inline_max_bytes:
+            return check_out(completion, self._payloads)
+        return completion
+
+    def _commit(self, completions: Sequence[Completion]) -> None:
+        if not completions:
+            return
+        report = transact(self._engine, lambda c: record_outcomes(c, completions))
+        for sentence in report.paused:
+            log.warning("%s", sentence)
+
+    def _tell(self, place: str) -> None:
+        if place not in self._told:
+            self._told.add(place)
+            log.warning("%s %s is no result of a session of this deployment.", E_UNKNOWN, place)
+
+
+def _parts(keys: list[AttemptKey]) -> Iterable[list[AttemptKey]]:
+    for start in range(0, len(keys), _AT_ONCE):
+        yield keys[start : start + _AT_ONCE]
+
+
+def _dead_letter(code: str, what: str, message: QueuedMessage) -> tuple[str, str, bytes]:
+    return "result", f"{code}: the message {what}", message.body.encode("utf-8", "replace")

@@ -1,0 +1,196 @@
+"""Runs whose attempts are sessions of a remote agent, through the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+
+import pytest
+from fixtures.agentcore_runtime import (
+    ARN,
+    PLAIN_APP,
+    Quotas,
+    local_runtime,
+    make_buckets,
+    serving,
+    set_environment,
+)
+
+
+@pytest.fixture
+def place(aws_url, database_url, redis_url, tmp_path):
+    """Settings of a deployment whose results go to a bucket and a queue of their own."""
+    buckets = make_buckets(aws_url)
+    environment = {
+        **{key: value for key, value in os.environ.items() if not key.startswith("ROLLOUT_")},
+        **buckets.environment,
+        "ROLLOUT_DATABASE__URL": database_url,
+        "ROLLOUT_BROKER__URL": redis_url,
+        "ROLLOUT_BROKER__PREFIX": f"ac-{uuid.uuid4().hex[:8]}-",
+        "ROLLOUT_DATA_DIR": str(tmp_path / "data"),
+        "ROLLOUT_AGENTCORE__RESULTS_BUCKET": buckets.bucket,
+        "ROLLOUT_AGENTCORE__RESULTS_QUEUE_URL": buckets.queue_url,
+    }
+    return buckets, environment
+
+
+def dataset(folder, rows):
+    path = folder / "tasks.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def rollout(environment, *arguments, timeout_s=100):
+    done = subprocess.run(
+        [sys.executable, "-m", "rollout", *map(str, arguments)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    return done
+
+
+ROWS = [{"question": f"{i}+1?", "answer": str(i + 1), "reward": i / 10} for i in range(6)]
+
+
+def test_a_run_through_sessions_keeps_the_apps_rewards_and_leaves_no_session(place, tmp_path):
+    buckets, environment = place
+    with local_runtime(
+        PLAIN_APP, tmp_path, environment=buckets.environment, quotas=Quotas(max_sessions=8)
+    ) as running:
+        environment["AWS_ENDPOINT_URL_BEDROCK_AGENTCORE"] = running.url
+        environment["ROLLOUT_AGENTCORE__MAX_SESSIONS"] = "8"
+        done = rollout(
+            environment, "run", dataset(tmp_path, ROWS), "--run", "remote", "-n", 2,
+            "--executor", "agentcore", "--target", ARN, "--json",
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        status = json.loads(done.stdout)
+        assert status["rollouts"]["succeeded"] == 12
+        figures = running.figures()
+        assert figures["live_sessions"] == 0
+        assert figures["most_sessions"] <= 8
+        assert figures.get("over_quota", 0) == figures.get("throttled", 0) == 0
+    exported = rollout(environment, "export", "remote", "-o", tmp_path / "out.jsonl")
+    assert exported.returncode == 0, exported.stderr
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    by_prompt = {line["messages"][0]["content"]: line["reward"] for line in lines}
+    assert by_prompt == {row["question"]: row["reward"] for row in ROWS}
+
+
+BAD = [
+    {"question": "app fails", "fails": "on purpose"},
+    {"question": "nan", "nan": True},
+    {"question": "text", "reward": "much"},
+    {"question": "wrong length", "reward": [1.0, 2.0, 3.0]},
+    {"question": "large", "padding": 50_000_000, "reward": 0.25},
+    {"question": "zero", "reward": 0.0},
+    {"question": "listed", "reward": [0.75]},
+]
+
+
+def test_bad_results_and_foreign_messages_are_coded_and_nothing_is_lost(place, tmp_path):
+    buckets, environment = place
+    sqs, s3 = buckets.client("sqs"), buckets.client("s3")
+    foreign = {"s3": {"bucket": {"name": "b"}, "object": {"key": "somebody/else.json"}}}
+    for body in ("no json", json.dumps({"Records": [foreign]})):
+        sqs.send_message(QueueUrl=buckets.queue_url, MessageBody=body)
+    for key in ("bad/g000001/unknown.json", "bad/notes.txt"):
+        s3.put_object(Bucket=buckets.bucket, Key=key, Body=b"?")
+    with local_runtime(PLAIN_APP, tmp_path, environment=buckets.environment) as running:
+        environment["AWS_ENDPOINT_URL_BEDROCK_AGENTCORE"] = running.url
+        done = rollout(
+            environment, "run", dataset(tmp_path, BAD), "--run", "bad", "--max-attempts", 2,
+            "--max-error-rate", 1, "--set", "backoff_base_s=0.1",
+            "--executor", "agentcore", "--target", ARN, "--json",
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert running.figures()["live_sessions"] == 0
+        assert running.figures()["sessions"] == len(BAD) + 1, "only the agent's bug is tried again"
+    counts = json.loads(done.stdout)["rollouts"]
+    assert (counts["succeeded"], counts["failed"]) == (3, 4)
+    out = tmp_path / "bad.jsonl"
+    assert rollout(environment, "export", "bad", "-o", out).returncode == 0
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    good = [line for line in lines if line["reward"] is not None]
+    rewards = {line["messages"][0]["content"]: line["reward"] for line in good}
+    assert rewards == {"large": 0.25, "zero": 0.0, "listed": 0.75}
+    errors = json.loads(rollout(environment, "errors", "bad", "--json").stdout)
+    assert {(e["error_class"], e["code"]) for e in errors["errors"]} >= {
+        ("agent_bug", "app"),
+        ("contract", "app"),
+    }, errors
+    letters = json.loads(rollout(environment, "dlq", "list", "--json").stdout)["dead_letters"]
+    assert sorted(letter["reason"][:4] for letter in letters) == ["E310", "E311"]
+
+
+def test_without_messages_the_sweep_finds_results_and_late_sessions_time_out(place, tmp_path):
+    buckets, environment = place
+    del environment["ROLLOUT_AGENTCORE__RESULTS_QUEUE_URL"]
+    rows = [{"question": str(i), "reward": 0.5} for i in range(4)]
+    rows.append({"question": "late", "wait_s": 300})
+    with local_runtime(PLAIN_APP, tmp_path, environment=buckets.environment) as running:
+        environment |= {
+            "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE": running.url,
+            "ROLLOUT_AGENTCORE__SESSION_TIMEOUT_S": "8",
+        }
+        done = rollout(
+            environment, "run", dataset(tmp_path, rows), "--run", "swept", "--max-attempts", 1,
+            "--executor", "agentcore", "--target", ARN, "--json",
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert running.figures()["live_sessions"] == 0
+    counts = json.loads(done.stdout)["rollouts"]
+    assert (counts["succeeded"], counts["failed"]) == (4, 1)
+    errors = json.loads(rollout(environment, "errors", "swept", "--json").stdout)["errors"]
+    assert [error["error_class"] for error in errors] == ["agent_timeout"]
+    assert "8 s" in json.dumps(errors)
+
+
+def test_a_plain_container_is_a_target_too(place, tmp_path):
+    from workers.agentcore import AgentCoreRLApp
+
+    buckets, environment = place
+    with set_environment(buckets.environment):
+        app = AgentCoreRLApp()
+
+        @app.rollout_entrypoint
+        def answers(payload):
+            turn = {"formatted_request": {"messages": [{"role": "assistant", "content": "a"}]}}
+            return {"rollout_data": [turn], "rewards": 1.0}
+
+        with serving(app) as url:
+            done = rollout(
+                environment, "run", dataset(tmp_path, ROWS[:3]), "--run", "plain",
+                "--executor", "agentcore", "--target", url, "--json",
+            )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["rollouts"]["succeeded"] == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "unset", "code"),
+    [
+        (("--executor", "agentcore"), (), 2),
+        (("--executor", "agentcore", "--target", "nowhere"), (), 2),
+        (("--executor", "agentcore", "--target", "arn:aws:s3:::bucket"), (), 2),
+        (("--executor", "elsewhere"), (), 2),
+        (("--target", ARN), (), 2),
+        (("--executor", "agentcore", "--target", ARN, "--reward", "exact_match"), (), 2),
+        (("--executor", "agentcore", "--target", ARN), ("RESULTS_BUCKET",), 3),
+        (("--executor", "agentcore", "--target", ARN), ("RESULTS_QUEUE_URL",), 3),
+    ],
+)
+def test_what_is_missing_is_named_before_anything_starts(place, tmp_path, options, unset, code):
+    _, environment = place
+    environment["ROLLOUT_AGENTCORE__PAYLOAD_STYLE"] = "training"
+    for name in unset:
+        del environment[f"ROLLOUT_AGENTCORE__{name}"]
+    done = rollout(environment, "run", dataset(tmp_path, ROWS), *options)
+    assert done.returncode == code, done.stderr
+    assert not (tmp_path / "data" / "logs").exists()

@@ -1,0 +1,93 @@
+"""The rate of calls, held by three processes together and counted by the local runtime."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from botocore.exceptions import ClientError
+from fixtures.agentcore_runtime import ARN, Quotas, local_runtime
+
+#: Without boto3's own set-up: this app only has to load.
+EMPTY_APP = """
+from bedrock_agentcore.runtime import BedrockAgentCoreApp
+app = BedrockAgentCoreApp()
+@app.entrypoint
+def answer(payload):
+    return {"status": "processing"}
+"""
+
+CALLER = """
+import asyncio, json, sys, time
+from pipeline.agentcore.call_pace import CallPace
+from pipeline.agentcore.data_plane import DataPlane, SessionMissing
+from pipeline.contract.agentcore import AgentCoreTarget
+from pipeline.limits.pool import LimiterPool
+
+redis_url, prefix, arn, number, name = sys.argv[1:]
+target = AgentCoreTarget(target=arn, results_bucket="b")
+
+
+async def main():
+    pool = LimiterPool(redis_url, prefix=prefix)
+    pace, plane = CallPace(pool, 25), DataPlane()
+
+    await plane.prepare(target)
+
+    async def call(i):
+        await pace.wait(target, run="r")
+        started.append(time.time())
+        if i == 0:
+            await plane.invoke(target, f"{name}-{i:040d}", {})
+            return
+        try:
+            await plane.stop(target, f"{name}-{i:040d}")
+        except SessionMissing:
+            pass
+
+    started = []
+    await asyncio.gather(*(call(i) for i in range(int(number))))
+    await plane.close()
+    await pool.close()
+    print(json.dumps(started))
+
+asyncio.run(main())
+"""
+
+
+def test_three_processes_keep_25_calls_per_second_stops_included(redis_url, tmp_path):
+    environment = {
+        "AWS_ACCESS_KEY_ID": "t",
+        "AWS_SECRET_ACCESS_KEY": "t",
+        "PATH": "/usr/bin:/bin",
+        "PYTHONPATH": str(Path(__file__).parents[3]),
+    }
+    quotas = Quotas(requests_per_second=25, max_sessions=3)
+    with local_runtime(EMPTY_APP, tmp_path, environment={}, quotas=quotas) as running:
+        environment["AWS_ENDPOINT_URL_BEDROCK_AGENTCORE"] = running.url
+        callers = [
+            subprocess.Popen(
+                [sys.executable, "-c", CALLER, redis_url, tmp_path.name, ARN, "50", f"caller{i}"],
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for i in range(3)
+        ]
+        starts: list[float] = []
+        for caller in callers:
+            output, errors = caller.communicate(timeout=60)
+            assert caller.returncode == 0, errors
+            starts += json.loads(output)
+        starts.sort()
+        # A call starts when the pace lets it; a busy machine may deliver several together.
+        assert max(sum(at <= t < at + 1 for t in starts) for at in starts) <= 25
+        figures = running.figures()
+        assert figures["invocations"] + figures["stops"] == 150
+        with pytest.raises(ClientError) as raised:
+            running.invoke({}, "one-too-many-" + "x" * 30)
+        assert raised.value.response["Error"]["Code"] == "ServiceQuotaExceededException"

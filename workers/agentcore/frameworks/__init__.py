@@ -1,0 +1,1 @@
+"""One folder per agent framework, each with an app and a rollout collector."""
