@@ -26,9 +26,10 @@ def prompts_of(batch: Any, tokenizer: Any) -> tuple[list[dict[str, Any]], dict[s
     if isinstance(batch, Sequence):
         rows = [{"prompt": row if isinstance(row, Mapping) else {"content": row}} for row in batch]
         return rows, {}
-    columns = dict(batch.non_tensor_batch)
+    columns = dict(getattr(batch, "non_tensor_batch", None) or {})
     rows = [
-        {name: column[number] for name, column in columns.items()} for number in range(len(batch))
+        {name: column[number] for name, column in columns.items()}
+        for number in range(_n_rows(batch, columns))
     ]
     column = next((name for name in PROMPT_COLUMNS if name in columns), None)
     if column is not None:
@@ -38,7 +39,7 @@ def prompts_of(batch: Any, tokenizer: Any) -> tuple[list[dict[str, Any]], dict[s
         texts = _decoded(batch, tokenizer)
         for row, text in zip(rows, texts, strict=True):
             row["prompt"] = _prompt_of_row(row, text)
-    return rows, dict(batch.meta_info)
+    return rows, dict(getattr(batch, "meta_info", None) or {})
 
 
 def batch_of(
@@ -48,6 +49,7 @@ def batch_of(
     meta_info: Mapping[str, Any],
     *,
     with_trajectories: bool,
+    tools: Sequence[Mapping[str, Any]] = (),
 ) -> Any:
     """Return the batch of finished trajectories, in the order of the rows.
 
@@ -57,12 +59,13 @@ def batch_of(
         tokenizer: None leaves the token columns out.
         meta_info: Kept; "prompt_length" and "response_length" set the widths.
         with_trajectories: Whether the batch has a column of whole trajectories.
+        tools: The tools that were offered to the model, in the OpenAI format.
     """
     tensors = {}
     if tokenizer is not None:
         tensors = padded_columns(
             [
-                _token_row(row, trajectory, tokenizer)
+                _token_row(row, trajectory, tokenizer, tools)
                 for row, trajectory in zip(rows, trajectories, strict=True)
             ],
             [_reward_of(trajectory) for trajectory in trajectories],
@@ -86,6 +89,13 @@ def batch_of(
         columns["trajectory"] = [trajectory.to_dict() for trajectory in trajectories]
     failed = [n for n, trajectory in enumerate(trajectories) if _is_failed(trajectory)]
     return make_data_proto(tensors, columns, {**meta_info, "failed_rows": failed})
+
+
+def _n_rows(batch: Any, columns: Mapping[str, Any]) -> int:
+    """Return the number of rows, also of a script's own batch without a length."""
+    if columns or not hasattr(batch, "__len__"):
+        return len(next(iter(columns.values()), ()))
+    return len(batch)
 
 
 def _prompt_of_row(row: Mapping[str, Any], given: Any) -> dict[str, Any]:
@@ -115,11 +125,16 @@ def _decoded(batch: Any, tokenizer: Any) -> list[str]:
     return [tokenizer.decode(row) for row in kept]
 
 
-def _token_row(row: Mapping[str, Any], trajectory: Trajectory, tokenizer: Any) -> TokenRow:
+def _token_row(
+    row: Mapping[str, Any],
+    trajectory: Trajectory,
+    tokenizer: Any,
+    tools: Sequence[Mapping[str, Any]],
+) -> TokenRow:
     if not _is_failed(trajectory):
-        return token_row(trajectory, tokenizer)
+        return token_row(trajectory, tokenizer, tools)
     # A failed row keeps its index and its prompt, and has no tokens to train on.
-    return prompt_row(begin_trajectory(row["prompt"], "").get_messages(), tokenizer)
+    return prompt_row(begin_trajectory(row["prompt"], "").get_messages(), tokenizer, tools)
 
 
 def _passed_through(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:

@@ -7,12 +7,14 @@ two in one row, or give a failed row a reward.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from pipeline.tokens.segments import merge_calls
+from pipeline.tokens.token_body import SampledCall
 from workers.core.trajectory import Trajectory
 
 PLAIN_TEMPLATE = "{role}: {content}\n"
@@ -43,14 +45,27 @@ class TokenRow:
                 self.log_probs += log_probs if sampled and log_probs else [0.0] * len(ids)
 
 
-def token_row(trajectory: Trajectory, tokenizer: Any) -> TokenRow:
-    """Return a trajectory in tokens, from the recorded ids if they are complete and consistent."""
-    return _recorded_row(trajectory) or _text_row(trajectory.get_messages(), tokenizer)
+def token_row(
+    trajectory: Trajectory, tokenizer: Any, tools: Sequence[Mapping[str, Any]] = ()
+) -> TokenRow:
+    """Return a trajectory in tokens, from the recorded ids if they are complete and consistent.
+
+    Args:
+        trajectory: A finished one.
+        tokenizer: Tokenises the text where ids are missing.
+        tools: The tools that were offered to the model, in the OpenAI format; chat templates write
+            them into the prompt.
+    """
+    chat = _Chat(tokenizer, tools)
+    return _recorded_row(trajectory) or _text_row(trajectory.get_messages(), chat)
 
 
-def prompt_row(messages: Sequence[dict[str, Any]], tokenizer: Any) -> TokenRow:
+def prompt_row(
+    messages: Sequence[dict[str, Any]], tokenizer: Any, tools: Sequence[Mapping[str, Any]] = ()
+) -> TokenRow:
     """Return the row of a trajectory without a reply."""
-    return TokenRow(_encode_chat(messages, tokenizer, ask=True))
+    chat = _Chat(tokenizer, tools)
+    return TokenRow(chat.ids(chat.text(messages, ask=True)))
 
 
 def padded_columns(
@@ -118,26 +133,64 @@ def padded_columns(
 
 
 def _recorded_row(trajectory: Trajectory) -> TokenRow | None:
-    """Join the recorded calls; None if a call has no ids or does not continue the previous one."""
-    replies = [step for step in trajectory.steps if "usage" in step.metadata]
-    row: TokenRow | None = None
-    for step in replies:
+    """Return the one segment of the recorded calls; None if a call has no ids, or for several."""
+    calls: list[SampledCall] = []
+    for number, step in enumerate(step for step in trajectory.steps if "usage" in step.metadata):
         prompt = step.metadata.get("prompt_token_ids")
         completion = step.metadata.get("completion_token_ids")
         if prompt is None or not completion:
             return None
-        if row is None:
-            row = TokenRow(list(prompt), log_probs=[], is_recorded=True)
-        else:
-            known = row.prompt_ids + row.response_ids
-            if list(prompt[: len(known)]) != known:
-                return None
-            row.extend(prompt[len(known) :], sampled=False, log_probs=None)
-        row.extend(completion, sampled=True, log_probs=step.log_probs)
-    return row
+        has_logprobs = step.log_probs is not None and len(step.log_probs) == len(completion)
+        calls.append(
+            SampledCall(
+                sequence=number,
+                prompt=np.array(prompt, np.int32),
+                completion=np.array(completion, np.int32),
+                logprobs=np.array(step.log_probs, np.float32) if has_logprobs else None,
+            )
+        )
+    segments = merge_calls(calls).segments
+    if len(segments) != 1:
+        return None
+    (segment,) = segments
+    start = segment.prompt_length
+    return TokenRow(
+        segment.token_ids[:start].tolist(),
+        segment.token_ids[start:].tolist(),
+        segment.loss_mask[start:].tolist(),
+        segment.logprobs[start:].tolist() if segment.has_logprobs else None,
+        is_recorded=True,
+    )
 
 
-def _text_row(messages: list[dict[str, Any]], tokenizer: Any) -> TokenRow:
+@dataclass(frozen=True, slots=True)
+class _Chat:
+    """A conversation as text and as tokens, by the tokenizer's template."""
+
+    tokenizer: Any
+    tools: Sequence[Mapping[str, Any]]
+
+    def text(self, messages: Sequence[dict[str, Any]], *, ask: bool) -> str:
+        if not messages:
+            return ""
+        if getattr(self.tokenizer, "chat_template", None):
+            offered = {"tools": list(self.tools)} if self.tools else {}
+            return self.tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=ask, **offered
+            )
+        text = "".join(_plain(message) for message in messages)
+        return f"{text}assistant: " if ask else text
+
+    def ids(self, text: str) -> list[int]:
+        if not text:
+            return []
+        try:
+            return list(self.tokenizer.encode(text, add_special_tokens=False))
+        except TypeError:  # a tokenizer without special tokens to add
+            return list(self.tokenizer.encode(text))
+
+
+def _text_row(messages: list[dict[str, Any]], chat: _Chat) -> TokenRow:
     """Tokenise a conversation; the messages before the model's first reply are the prompt.
 
     The texts of the replies count as sampled, the template's tokens around them do not.
@@ -145,61 +198,45 @@ def _text_row(messages: list[dict[str, Any]], tokenizer: Any) -> TokenRow:
     first = next(
         (n for n, message in enumerate(messages) if message["role"] == "assistant"), len(messages)
     )
-    row = TokenRow(_encode_chat(messages[:first], tokenizer, ask=True))
-    sent = _chat_text(messages[:first], tokenizer, ask=True)
+    sent = chat.text(messages[:first], ask=True)
+    row = TokenRow(chat.ids(sent))
     for number in range(first, len(messages)):
         is_last = number == len(messages) - 1
         ask = not is_last and messages[number + 1]["role"] == "assistant"
-        text = _chat_text(messages[: number + 1], tokenizer, ask=ask)
+        text = chat.text(messages[: number + 1], ask=ask)
         # A template that rewrites earlier turns (removes reasoning) gives no common prefix.
         added = text[len(sent) :] if text.startswith(sent) else _plain(messages[number])
         sent = text
         if messages[number]["role"] == "assistant":
-            _extend_with_reply(row, added, messages[number].get("content") or "", tokenizer)
+            _extend_with_reply(row, added, messages[number], chat)
         else:
-            row.extend(_encode(added, tokenizer), sampled=False, log_probs=None)
+            row.extend(chat.ids(added), sampled=False, log_probs=None)
     return row
 
 
-def _extend_with_reply(row: TokenRow, added: str, content: str, tokenizer: Any) -> None:
+def _extend_with_reply(row: TokenRow, added: str, message: dict[str, Any], chat: _Chat) -> None:
+    start, end = _sampled_part(added, message, getattr(chat.tokenizer, "eos_token", None))
+    row.extend(chat.ids(added[:start]), sampled=False, log_probs=None)
+    row.extend(chat.ids(added[start:end]), sampled=True, log_probs=None)
+    row.extend(chat.ids(added[end:]), sampled=False, log_probs=None)
+
+
+def _sampled_part(added: str, message: dict[str, Any], end_token: str | None) -> tuple[int, int]:
+    """Return the part of a reply's text, as the template writes it, that the model sampled.
+
+    The template writes the end token, but the model sampled it. Tool calls stand between the
+    content and the end token.
+    """
+    content = message.get("content") or ""
     start = added.find(content) if content else -1
-    if start < 0:
-        # The reply has only tool calls, or the template rewrites its content: all of it is sampled.
-        row.extend(_encode(added, tokenizer), sampled=True, log_probs=None)
-        return
-    end = start + len(content)
-    # The template writes the end token into the text, but the model sampled it.
-    end_token = getattr(tokenizer, "eos_token", None)
-    if end_token and added.startswith(end_token, end):
-        end += len(end_token)
-    row.extend(_encode(added[:start], tokenizer), sampled=False, log_probs=None)
-    row.extend(_encode(added[start:end], tokenizer), sampled=True, log_probs=None)
-    row.extend(_encode(added[end:], tokenizer), sampled=False, log_probs=None)
-
-
-def _encode_chat(messages: Sequence[dict[str, Any]], tokenizer: Any, ask: bool) -> list[int]:
-    return _encode(_chat_text(messages, tokenizer, ask=ask), tokenizer)
-
-
-def _chat_text(messages: Sequence[dict[str, Any]], tokenizer: Any, ask: bool) -> str:
-    if not messages:
-        return ""
-    if getattr(tokenizer, "chat_template", None):
-        return tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=ask
-        )
-    text = "".join(_plain(message) for message in messages)
-    return f"{text}assistant: " if ask else text
+    if start >= 0 and not message.get("tool_calls"):
+        end = start + len(content)
+        is_ended = end_token and added.startswith(end_token, end)
+        return start, end + len(end_token) if end_token and is_ended else end
+    # With calls alone, or content that the template rewrites, all up to the end token is sampled.
+    last = added.rfind(end_token) if end_token else -1
+    return max(start, 0), last + len(end_token) if end_token and last >= 0 else len(added)
 
 
 def _plain(message: dict[str, Any]) -> str:
     return PLAIN_TEMPLATE.format(role=message["role"], content=message.get("content") or "")
-
-
-def _encode(text: str, tokenizer: Any) -> list[int]:
-    if not text:
-        return []
-    try:
-        return list(tokenizer.encode(text, add_special_tokens=False))
-    except TypeError:  # a tokenizer without special tokens to add
-        return list(tokenizer.encode(text))
