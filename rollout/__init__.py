@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pipeline.contract.run import RunConfig
     from pipeline.contract.train_batch import BatchSpec, NotReady
+    from pipeline.trainer.async_client import AsyncTrainerClient
     from pipeline.trainer.client import TrainerClient
     from producers.enqueue import enqueue
     from workers.core.registry import register_agent
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from workers.rewards.registry import register_reward
 
 __all__ = [
+    "AsyncTrainerClient",
     "BatchSpec",
     "NotReady",
     "RunConfig",
@@ -31,6 +33,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AsyncTrainerClient": "pipeline.trainer.async_client",
     "BatchSpec": "pipeline.contract.train_batch",
     "NotReady": "pipeline.contract.train_batch",
     "RunConfig": "pipeline.contract.run",

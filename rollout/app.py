@@ -33,6 +33,7 @@ COMMANDS: Final = {
         "demo": ("demo:demo", "Watch 64 prompts run, 4 rollouts each, with no model."),
         "doctor": ("doctor:doctor", "Check this machine and the configured services."),
         "list": ("listing:list_", "List agents, tools or rewards with their options."),
+        "task": ("task:task", "Check coding tasks before a model works on them."),
         "run": ("run:run", "Run a dataset through an agent here, and wait."),
         "submit": ("submit:submit", "Enqueue a dataset for workers that run elsewhere."),
         "resume": ("run:resume", "Resume a run that was interrupted."),
@@ -40,6 +41,7 @@ COMMANDS: Final = {
     "Runs": {
         "runs": ("runs:runs", "List the runs, newest first."),
         "status": ("runs:status", "Show a run's progress and the reasons for its waits."),
+        "why": ("why:why", "Say why a run's trainer waits."),
         "watch": ("runs:watch", "Follow a run until it is done."),
         "show": ("show:show", "Show a run, a group or a rollout."),
         "samples": ("samples:samples", "Print a few rollouts: question, answer, reward, error."),
@@ -54,6 +56,7 @@ COMMANDS: Final = {
     "Trainer": {
         "pull": ("batches:pull", "Lease the batch of a trainer step."),
         "commit": ("batches:commit", "Consume the batches of all steps up to this one."),
+        "policy": ("policy:policy", "Publish and list the versions of a policy."),
         "drop": ("drop:drop", "Keep a complete group from the trainers."),
         "export": ("batches:export", "Write a run's rollouts to a file, one per line."),
     },
@@ -64,9 +67,14 @@ COMMANDS: Final = {
         "worker": ("workers:worker", "Run agents and score their rollouts, many at once."),
         "controller": ("workers:controller", "Run dispatcher, collector and reconciler."),
         "limits": ("limits:limits", "Limit the calls to a model endpoint, live."),
+        "gateway": ("gateway:gateway", "Answer model calls of agents on other machines."),
         "flower": ("dashboard:flower", "Show live tasks in the browser, by Flower."),
+        "agentcore-local": (
+            "agentcore:agentcore_local",
+            "Serve an app as AgentCore Runtime does.",
+        ),
         "offline-policy": (
-            "policy:offline_policy",
+            "offline_policy:offline_policy",
             "Serve a stand-in for a model, which answers from rules.",
         ),
     },

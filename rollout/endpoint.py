@@ -23,7 +23,7 @@ from pipeline.contract.errors import ConfigError, InputError, ServiceUnavailable
 from pipeline.contract.run import RunConfig
 from pipeline.settings import Settings
 from rollout.output import note
-from workers.llm.model_list import list_models
+from workers.llm.model_list import ModelList, list_models
 
 E_NO_ENDPOINT = "E103"
 E_URL_LACKS_V1 = "E125"
@@ -33,12 +33,9 @@ PROBE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
-    """An endpoint's answer to `GET /models`; `error` is None after a valid answer."""
+class Probe(ModelList):
+    """The models that an endpoint lists, and whether its URL is right."""
 
-    models: tuple[str, ...] = ()
-    status: int | None = None
-    error: str | None = None
     right_url: str | None = None  #: the URL with /v1, if the endpoint answers only there
 
     @property

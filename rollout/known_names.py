@@ -17,12 +17,20 @@ from workers.core.tool_registry import get_global_tool_registry
 from workers.process.asked_options import require_options
 from workers.process.plugins import load_plugins
 from workers.rewards.registry import list_rewards
+from workers.tools.mcp_servers import MCP_PREFIX
 
 E_UNKNOWN_NAME = "E107"
 
 
-def find_unknown(config: RunConfig, *, plugins: Sequence[str]) -> list[str]:
+def find_unknown(
+    config: RunConfig, *, plugins: Sequence[str], mcp_servers: Collection[str] = ()
+) -> list[str]:
     """Return a sentence for each name that is not registered here.
+
+    Args:
+        config: The run's.
+        plugins: Modules that register names.
+        mcp_servers: Names of the MCP servers in the settings.
 
     Raises:
         ConfigError: A plug-in cannot be loaded.
@@ -30,9 +38,10 @@ def find_unknown(config: RunConfig, *, plugins: Sequence[str]) -> list[str]:
     """
     load_plugins(plugins)
     found: list[str] = []
-    tools = get_global_tool_registry().get_tool_names()
+    servers = [f"{MCP_PREFIX}{name}" for name in mcp_servers]
+    tools = [*get_global_tool_registry().get_tool_names(), *servers]
     for kind, name, known in (
-        ("agent", config.agent, list_agents()),
+        ("agent", config.agent if config.agentcore is None else None, list_agents()),
         *(("tool", name, tools) for name in config.tools),
         ("reward", config.reward, list_rewards()),
     ):
@@ -45,17 +54,20 @@ def find_unknown(config: RunConfig, *, plugins: Sequence[str]) -> list[str]:
     return found
 
 
-def require_known(config: RunConfig, *, plugins: Sequence[str]) -> None:
+def require_known(
+    config: RunConfig, *, plugins: Sequence[str], mcp_servers: Collection[str] = ()
+) -> None:
     """Check every name of a run, and the options.
 
     Raises:
         InputError: A name is not registered here, or does not accept an option.
     """
-    unknown = find_unknown(config, plugins=plugins)
+    unknown = find_unknown(config, plugins=plugins, mcp_servers=mcp_servers)
     if unknown:
         raise InputError(
             unknown[0],
-            remedy="If it is your own, name its module: --plugin my_agents.py",
+            remedy="If it is your own, name its module: --plugin my_agents.py, or its MCP server "
+            "in the settings: worker.mcp",
             code=E_UNKNOWN_NAME,
         )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -27,6 +27,7 @@ from rollout.known_names import require_known
 from rollout.options import WorkerOptions
 from rollout.output import note
 from rollout.progress import wait_for_run
+from rollout.remote_sessions import require_shared_pace_here, wait_for_sessions
 from rollout.request_queue import request_queue, require_allowed_endpoint
 from rollout.run_options import SubmitOptions, run_config
 from rollout.submission import (
@@ -77,11 +78,11 @@ def run_dataset(
         local: Options for the processes and the wait of this command.
         on_enqueued: Called with the document of `rollout submit --json`.
     """
-    asked = run_config(options, settings.run)
+    asked = run_config(options, settings.run, agentcore=settings.agentcore)
     plugins = worker.plugin or settings.worker.plugins
-    require_known(asked, plugins=plugins)
+    require_known(asked, plugins=plugins, mcp_servers=settings.worker.mcp)
     named = urls_of(asked.base_url)
-    here = find_endpoints(settings, asked, named=named)
+    here = _endpoints(settings, asked, named=named)
     require_source(options)
     slug = options.run or new_slug(name_and_split(options)[0])
 
@@ -89,7 +90,10 @@ def run_dataset(
         stored = deployment.find_exactly(slug)
         if stored is not None:
             return _as_stored(settings, asked, stored.config, here)
-        config = asked.model_copy(update={"base_url": base_url_of(here.urls), "model": here.model})
+        config = asked
+        if asked.agentcore is None:
+            found = {"base_url": base_url_of(here.urls), "model": here.model}
+            config = asked.model_copy(update=found)
         if not (local.wait and local.workers):
             return config
         queue = request_queue(deployment, config, worker, slug=slug)
@@ -121,8 +125,9 @@ def resume_run(
     config = found.config
     if base_urls:
         config = config.model_copy(update={"base_url": base_url_of(base_urls)})
-    require_known(config, plugins=worker.plugin or settings.worker.plugins)
-    here = find_endpoints(settings, config, named=base_urls)
+    plugins = worker.plugin or settings.worker.plugins
+    require_known(config, plugins=plugins, mcp_servers=settings.worker.mcp)
+    here = _endpoints(settings, config, named=base_urls)
 
     def settle(deployment: Deployment) -> RunConfig:
         if config != found.config:
@@ -130,6 +135,14 @@ def resume_run(
         return config
 
     return _run_here(settings, found.slug, settle, lambda *_: found, here, base_urls, worker, local)
+
+
+def _endpoints(settings: Settings, config: RunConfig, *, named: Collection[str]) -> Endpoints:
+    """Probe the run's endpoints; those of a remote agent are called by its sessions alone."""
+    if config.agentcore is not None:
+        require_shared_pace_here(settings)
+        return Endpoints((), config.model)
+    return find_endpoints(settings, config, named=named)
 
 
 def _as_stored(
@@ -141,7 +154,7 @@ def _as_stored(
     if asked.queue == DEFAULT_REQUEST_QUEUE:
         settled["queue"] = stored.queue
     config = asked.model_copy(update=settled)
-    if not set(urls_of(config.base_url)) <= set(here.urls):
+    if config.agentcore is None and not set(urls_of(config.base_url)) <= set(here.urls):
         find_endpoints(settings, config, named=here.urls)
     return config
 
@@ -183,9 +196,11 @@ def _run_here(
     signal.signal(signal.SIGTERM, _interrupt)
     with open_deployment(settings, broker=True, create=True) as deployment:
         config = settle(deployment)
-        require_allowed_endpoint(deployment, config)
-        called = Endpoints(urls_of(config.base_url) or here.urls, config.model or here.model)
-        environment = worker_environment(settings, called, named=named)
+        environment: dict[str, str] = {}
+        if config.agentcore is None:
+            require_allowed_endpoint(deployment, config)
+            called = Endpoints(urls_of(config.base_url) or here.urls, config.model or here.model)
+            environment = worker_environment(settings, called, named=named)
         if local.wait:
             # Processes that end with this run must not take other runs' rollouts.
             environment |= {"ROLLOUT_DISPATCH__RUNS": json.dumps([slug])}
@@ -206,6 +221,8 @@ def _run_here(
                 after_timeout="The run is kept, but what this command started for it is stopped. "
                 "Go on with it: rollout resume",
             )
+            if config.agentcore is not None:
+                wait_for_sessions(deployment, found, check=processes.check)
         except KeyboardInterrupt:
             _drain(processes, settings)
             note(f"Nothing that was done is lost. Go on: rollout resume {slug}")

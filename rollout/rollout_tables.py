@@ -93,6 +93,9 @@ def print_rollout(found: dict[str, Any]) -> None:
         ],
         right=("turns", "tokens"),
     )
+    for each in found["attempts"]:
+        if each["calls_replayed"]:
+            print(f"Attempt {each['attempt_no']}: {_replayed(each)}")
     if found["rewards"]:
         print_table(
             ("scored by", "version", "attempt", "value", "error"),
@@ -108,6 +111,13 @@ def print_rollout(found: dict[str, Any]) -> None:
             ],
             right=("attempt", "value"),
         )
+
+
+def _replayed(attempt: dict[str, Any]) -> str:
+    numbers = [str(number) for number in attempt["replayed_from"]]
+    calls = "1 call" if attempt["calls_replayed"] == 1 else f"{attempt['calls_replayed']} calls"
+    noun = "attempt" if len(numbers) == 1 else "attempts"
+    return f"{calls} replayed from {noun} {' and '.join(numbers)}"
 
 
 def _error_line(error: dict[str, Any] | None) -> str:

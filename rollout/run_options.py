@@ -15,11 +15,19 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 
-from pipeline.contract.errors import InputError
+from pipeline.contract.agentcore import AGENT, AgentCoreTarget
+from pipeline.contract.base_urls import carries_credentials
+from pipeline.contract.errors import ConfigError, InputError
 from pipeline.contract.run import RunConfig
 from pipeline.contract.url_secrets import hide_passwords
+from pipeline.settings.sections import AgentCoreSettings
 
 E_OPTION = "E106"
+E_TARGET = "E126"
+E_NO_RESULTS = "E127"
+
+#: Settings of remote agents that are part of a run.
+_STORED_FIELDS = ("results_bucket", "session_timeout_s", "payload_style")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +67,16 @@ class SubmitOptions:
         typer.Option(
             metavar="FIELD", help="Column of the gold answer (default: answer, solution, …)."
         ),
+    ] = None
+    executor: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="`agentcore`: sessions of a remote agent execute the attempts."
+        ),
+    ] = None
+    target: Annotated[
+        str | None,
+        typer.Option(metavar="URL|ARN", help="The remote agent: a runtime ARN or a container."),
     ] = None
     model: Annotated[str | None, typer.Option(help="Model name sent with each call.")] = None
     base_url: Annotated[
@@ -121,15 +139,22 @@ class SubmitOptions:
     ] = None
 
 
-def run_config(options: SubmitOptions, defaults: Mapping[str, Any]) -> RunConfig:
+def run_config(
+    options: SubmitOptions,
+    defaults: Mapping[str, Any],
+    *,
+    agentcore: AgentCoreSettings | None = None,
+) -> RunConfig:
     """Return the run's configuration.
 
     Args:
         options: The options of the command.
         defaults: The settings' values for all runs; options override them.
+        agentcore: Where results of remote agents go.
 
     Raises:
         InputError: An option is invalid.
+        ConfigError: A remote agent is named, and the settings name no place for its results.
     """
     values: dict[str, Any] = copy.deepcopy(dict(defaults))
     for name in ("agent", "model", "base_url", "n", "max_attempts", "max_error_rate", "purpose"):
@@ -143,6 +168,10 @@ def run_config(options: SubmitOptions, defaults: Mapping[str, Any]) -> RunConfig
         _put(values, f"limits.{name}", getattr(options, name))
     for name in ("temperature", "seed"):
         _put(values, f"sampling.{name}", getattr(options, name))
+    if (target := _remote_target(options, agentcore or AgentCoreSettings())) is not None:
+        values |= {"agent": AGENT, "agentcore": target}
+        if options.reward is None:
+            values["reward"] = None
     for assignment in options.on_error or ():
         error_class, action = _halves(assignment, "--on-error CLASS=ACTION")
         _put(values, f"on_error.{error_class}", action)
@@ -153,6 +182,61 @@ def run_config(options: SubmitOptions, defaults: Mapping[str, Any]) -> RunConfig
         return RunConfig.model_validate(values)
     except ValidationError as error:
         raise _bad_option(error) from None  # pydantic shows the input, which may be a secret
+
+
+def _remote_target(options: SubmitOptions, settings: AgentCoreSettings) -> dict[str, Any] | None:
+    if options.executor in (None, "local"):
+        if options.target is None:
+            return None
+        raise InputError(
+            "--target names a remote agent.", remedy="Add --executor agentcore.", code=E_TARGET
+        )
+    if options.executor != AGENT:
+        raise InputError(
+            f"There is no executor {options.executor!r}.",
+            remedy="Known: local, agentcore.",
+            code=E_OPTION,
+        )
+    if options.target is None:
+        raise InputError(
+            "The executor agentcore needs a target.",
+            remedy="Name the agent: --target ARN, or --target http://HOST:8080",
+            code=E_TARGET,
+        )
+    if not settings.results_bucket:
+        raise ConfigError(
+            "No bucket for the results of remote agents is set.",
+            remedy="Set ROLLOUT_AGENTCORE__RESULTS_BUCKET, or agentcore.results_bucket.",
+            code=E_NO_RESULTS,
+        )
+    if settings.payload_style == "training" and not settings.results_queue_url:
+        raise ConfigError(
+            "The payload style `training` announces results on SQS, and no queue is set.",
+            remedy="Set ROLLOUT_AGENTCORE__RESULTS_QUEUE_URL, or another agentcore.payload_style.",
+            code=E_NO_RESULTS,
+        )
+    fields = {name: getattr(settings, name) for name in _STORED_FIELDS}
+    queue = settings.results_queue_url
+    queue_url = queue.get_secret_value() if queue else None
+    # The run is stored and shown, and the app gets the URL in its payload.
+    if queue_url and carries_credentials(queue_url):
+        raise ConfigError(
+            "The URL of the queue of results carries credentials.",
+            why="Runs are stored and shown, and the URL is sent to the agent.",
+            remedy="Name it without them; access to the queue comes from the AWS credentials.",
+            code=E_NO_RESULTS,
+        )
+    try:
+        return AgentCoreTarget(
+            target=options.target, results_queue_url=queue_url, **fields
+        ).model_dump()
+    except ValidationError as error:
+        reason = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
+        raise InputError(
+            f"The target {hide_passwords(options.target)} cannot be used: {reason}.",
+            remedy="Name an http(s) URL, or arn:aws:bedrock-agentcore:REGION:ACCOUNT:runtime/ID.",
+            code=E_TARGET,
+        ) from None
 
 
 def _halves(assignment: str, form: str) -> tuple[str, str]:

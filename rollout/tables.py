@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pipeline.contract.train_batch import TrainBatch
 from pipeline.store.status import RunStatus, Score
 from rollout.output import counts, note, number, print_table, safe_text
+
+if TYPE_CHECKING:
+    from pipeline.trainer.train_batch import TrainBatch
 
 _EXAMPLE_CHARS = 240
 
@@ -60,7 +62,7 @@ def print_status(status: RunStatus) -> None:
     print_table(("run", status.run), rows)
     if len(status.scores) > 1:
         print_scores(status.scores)
-    for sentence in (*status.waits, *status.warnings):
+    for sentence in filter(None, (status.trainer, *status.waits, *status.warnings)):
         print(sentence)
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pipeline.contract.errors import InputError
-from pipeline.contract.train_batch import BatchSpec, TrainBatch
+from pipeline.contract.train_batch import BatchSpec
 from pipeline.queue.payloads import open_payloads
 from pipeline.trainer.client import TrainerClient
 from pipeline.trainer.export import export_run
@@ -17,6 +17,9 @@ from rollout.deployment import Deployment, opened
 from rollout.options import Json, RunName
 from rollout.output import note, print_json
 from rollout.tables import print_batch
+
+if TYPE_CHECKING:
+    from pipeline.trainer.train_batch import TrainBatch
 
 Consumer = Annotated[str, typer.Option(metavar="NAME", help="The trainer; part of a batch's key.")]
 Step = Annotated[int, typer.Option(min=0, help="The trainer's step; part of a batch's key.")]

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from pipeline.contract.activity import UNREADABLE_CALLS
 from pipeline.contract.errors import InputError
 from pipeline.queue.payloads import open_payloads
 from pipeline.store.inspection import errors_by_class, errors_by_worker, read_bodies
@@ -17,6 +18,7 @@ from rollout.deployment import Deployment, opened
 from rollout.options import Json, RunName
 from rollout.output import note, print_json, safe_text
 from rollout.tables import print_errors
+from workers.core.trajectory import LOST_CALLS
 
 _BY = ("class", "tool", "worker")
 
@@ -71,9 +73,14 @@ def errors_by_tool(deployment: Deployment, run: Run) -> list[dict[str, Any]]:
         for row in page.values():
             record, error = try_read_record(row, payloads)
             unreadable += error is not None
-            for tool, figures in (record.tools if record else {}).items():
+            if record is None:
+                continue
+            for tool, figures in record.tools.items():
                 calls[tool] += figures.get("calls", 0)
                 failed[tool] += figures.get("errors", 0)
+            if lost := record.metadata.get(LOST_CALLS, 0):
+                calls[UNREADABLE_CALLS] += lost
+                failed[UNREADABLE_CALLS] += lost
     if unreadable:
         note(f"{unreadable} trajectories are gone or damaged and were not counted.")
     return [{"tool": tool, "calls": n, "errors": failed[tool]} for tool, n in calls.most_common()]

@@ -11,6 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from pipeline.contract.errors import InputError
+from pipeline.settings import Settings
+from rollout.commands.configuration import hide_secret
 from rollout.deployment import settings_of
 from rollout.options import Json
 from rollout.output import print_json, safe_text
@@ -18,6 +20,7 @@ from workers.core.registry import get_agent_class, list_agents
 from workers.core.tool_registry import get_global_tool_registry
 from workers.process.plugins import load_plugins
 from workers.rewards.registry import get_reward, list_rewards
+from workers.tools.mcp_servers import MCP_PREFIX
 
 _KINDS = ("agents", "tools", "rewards")
 
@@ -41,7 +44,8 @@ def list_(
     if kind not in _KINDS:
         raise InputError(f"There is no list of {kind!r}.", remedy=f"Known: {', '.join(_KINDS)}.")
     load_plugins(plugin or settings_of(ctx).worker.plugins)
-    read = {"agents": _agents, "tools": _tools, "rewards": _rewards}[kind]
+    settings = settings_of(ctx)
+    read = {"agents": _agents, "tools": lambda: _tools(settings), "rewards": _rewards}[kind]
     entries = list(read())
     if as_json:
         print_json({kind: entries})
@@ -63,7 +67,7 @@ def _agents() -> Iterator[Entry]:
         yield _entry(name, agent.__doc__, agent.known_options(), made)
 
 
-def _tools() -> Iterator[Entry]:
+def _tools(settings: Settings) -> Iterator[Entry]:
     registry = get_global_tool_registry()
     for name in registry.get_tool_names():
         tool = registry.get_tool(name)
@@ -71,6 +75,9 @@ def _tools() -> Iterator[Entry]:
         # A tool of a class without `options` accepts any setting; a function accepts none.
         stated = getattr(type(tool), "__dict__", {}).get("options", {})
         yield _entry(name, schema.function.description, stated, [])
+    for name, server in settings.worker.mcp.items():
+        place = server.command or hide_secret(server.arguments()["url"])
+        yield _entry(f"{MCP_PREFIX}{name}", f"The tools of the MCP server {place}.", {}, [])
 
 
 def _rewards() -> Iterator[Entry]:

@@ -1,72 +1,86 @@
-"""`rollout offline-policy`: the stand-in server, which answers like a model from rules."""
+"""`rollout policy publish`, `list`: the versions of the weights that a run's rollouts come from."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from pipeline.contract.errors import InputError
-from rollout.commands.workers import WhileStdin, end_with_stdin
-from rollout.options import Json
-from workers.offline_policy.policy import OfflinePolicyOptions
-from workers.offline_policy.server import run_server
+from pipeline.contract.policy import PolicyMode, check_publication
+from pipeline.store.policies import list_policies, publish_policy
+from rollout.deployment import opened
+from rollout.options import Json, RunName
+from rollout.output import print_answer, print_json, print_table
+
+policy = typer.Typer(help="Publish and list the versions of a policy.", no_args_is_help=True)
 
 
-def offline_policy(
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 0,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    answer_key: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="JSONL with questions and gold answers.")
+@policy.command("publish")
+def publish(
+    ctx: typer.Context,
+    run: RunName,
+    version: Annotated[int, typer.Argument(min=0, help="Version of the weights; ascending.")],
+    endpoint: Annotated[
+        list[str] | None,
+        typer.Option(metavar="URL", help="Base URL that serves it; more than once: replicas."),
     ] = None,
-    prompt_field: Annotated[
-        str, typer.Option(metavar="FIELD", help="Question in the answer key.")
-    ] = "question",
-    answer_field: Annotated[
-        str, typer.Option(metavar="FIELD", help="Answer in the answer key.")
-    ] = "answer",
-    wrong: Annotated[
-        float, typer.Option(metavar="RATE", min=0, max=1, help="Share of wrong answers.")
-    ] = 0.0,
-    errors: Annotated[
-        float, typer.Option(metavar="RATE", min=0, max=1, help="Share of calls with a 429 or 500.")
-    ] = 0.0,
-    mishaps: Annotated[
-        float,
-        typer.Option(
-            metavar="RATE", min=0, max=1, help="Share of samples with one injected failure."
-        ),
-    ] = 0.0,
-    stall_s: Annotated[float, typer.Option(min=0, help="Delay of a stalled answer.")] = 3.0,
-    latency_ms: Annotated[float, typer.Option(min=0, help="Latency of every answer.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Seed of all random choices.")] = 0,
-    fd: Annotated[int | None, typer.Option(hidden=True, help="An inherited socket.")] = None,
+    uri: Annotated[str | None, typer.Option(help="Where the weights are; kept with it.")] = None,
+    mode: Annotated[
+        PolicyMode,
+        typer.Option(help="Model calls finish (keep), are repeated (abort) or wait (pause)."),
+    ] = "keep",
     as_json: Json = False,
-    while_stdin: WhileStdin = False,
 ) -> None:
-    """Serve a stand-in for a model, which answers from rules.
+    """Make a version of the weights the current one.
 
-    The first line on stdout is a JSON object with its `base_url`, with and without `--json`.
+    Repeating the command changes nothing. A run that is paused by `--mode pause` goes on when its
+    next version is published, or the same one with another mode.
     """
-    del as_json
-    if answer_key is not None and not answer_key.is_file():
-        raise InputError(f"There is no answer key at {answer_key}.", remedy="Check --answer-key.")
-    if while_stdin:
-        end_with_stdin()
-    run_server(
-        OfflinePolicyOptions(
-            host=host,
-            port=port,
-            fd=fd,
-            answer_key=answer_key,
-            prompt_field=prompt_field,
-            answer_field=answer_field,
-            wrong=wrong,
-            errors=errors,
-            mishaps=mishaps,
-            stall_s=stall_s,
-            latency_ms=latency_ms,
-            seed=seed,
+    urls = check_publication(version, endpoint, mode)
+    with opened(ctx) as deployment:
+        found = deployment.find_run(run)
+        is_new = deployment.transact(
+            lambda connection: publish_policy(
+                connection, found, version, endpoints=urls, uri=uri, mode=mode
+            )
         )
+    print_answer(
+        {"run": found.slug, "version": version, "mode": mode, "changed": is_new},
+        f"Version {version} {'is now' if is_new else 'was already'} the policy of {found.slug}.",
+        as_json=as_json,
+    )
+
+
+@policy.command("list")
+def list_(
+    ctx: typer.Context,
+    run: RunName,
+    limit: Annotated[int, typer.Option(min=1, help="Only the newest.")] = 20,
+    as_json: Json = False,
+) -> None:
+    """List the published versions of a run, newest first."""
+    with opened(ctx) as deployment:
+        found = deployment.find_run(run)
+        published = deployment.transact(
+            lambda connection: list_policies(connection, found.run_id, most=limit)
+        )
+    if as_json:
+        versions = [
+            each._asdict() | {"published_at": each.published_at.isoformat()} for each in published
+        ]
+        print_json({"run": found.slug, "versions": versions})
+        return
+    print_table(
+        ("version", "published", "mode", "endpoints", "weights"),
+        [
+            (
+                each.version,
+                f"{each.published_at:%Y-%m-%d %H:%M:%S}",
+                each.mode,
+                ", ".join(each.endpoints) or "the run's",
+                each.uri or "",
+            )
+            for each in published
+        ],
+        right=("version",),
     )

@@ -19,12 +19,18 @@ def submit(ctx: typer.Context, options: SubmitOptions, as_json: Json = False) ->
 
     Repeating the command adds only missing prompts.
     """
-    config = run_config(options, settings_of(ctx).run)
+    settings = settings_of(ctx)
+    config = run_config(options, settings.run, agentcore=settings.agentcore)
     require_source(options)
     with opened(ctx, create=True) as deployment:
-        for unknown in find_unknown(config, plugins=deployment.settings.worker.plugins):
+        for unknown in find_unknown(
+            config,
+            plugins=deployment.settings.worker.plugins,
+            mcp_servers=deployment.settings.worker.mcp,
+        ):
             note(f"Warning: {unknown} Workers must have it among their plug-ins.")
-        require_allowed_endpoint(deployment, config)
+        if config.agentcore is None:
+            require_allowed_endpoint(deployment, config)
         document = submission_json(*enqueue_dataset(deployment, options, config))
     if as_json:
         print_json(document)

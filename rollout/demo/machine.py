@@ -51,6 +51,17 @@ class ReadyMachine(NamedTuple):
 @contextmanager
 def demo_machine() -> Iterator[DemoMachine]:
     """Start everything, and remove all of it at the end."""
+    with temporary_services() as (services, data_dir), ExitStack() as stack:
+        yield DemoMachine(data_dir, services, stack)
+
+
+@contextmanager
+def temporary_services() -> Iterator[tuple[EmbeddedServices, Path]]:
+    """Yield private servers, not started, with a new data directory; remove both at the end.
+
+    Processes that are recorded in the data directory are killed. This happens also if this process
+    is killed.
+    """
     _interrupt_on_signals()
     folder = Path(tempfile.mkdtemp(prefix="rollout-demo-"))
     # For root, Postgres runs as another account, which must be able to enter.
@@ -58,8 +69,7 @@ def demo_machine() -> Iterator[DemoMachine]:
     services = EmbeddedServices(folder / "data", durable=False)
     tell_ended = _remove_if_killed(services, folder)
     try:
-        with ExitStack() as stack:
-            yield DemoMachine(folder / "data", services, stack)
+        yield services, folder / "data"
     finally:
         _ignore_signals()
         note("Stopping and removing everything …")

@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pipeline.contract.errors import PipelineError
 from pipeline.contract.run import RunConfig
-from pipeline.contract.train_batch import BatchSpec, NotReady, TrainBatch
+from pipeline.contract.train_batch import BatchSpec, NotReady
 from pipeline.queue.payloads import open_payloads
 from pipeline.store.prompts import PromptSource
 from pipeline.store.runs import Run
@@ -21,6 +23,9 @@ from rollout.demo.summary import print_summary, summary_json
 from rollout.deployment import Deployment
 from rollout.output import note, print_json
 from rollout.progress import wait_for_run
+
+if TYPE_CHECKING:
+    from pipeline.trainer.train_batch import TrainBatch
 
 SLUG = "demo"
 _WAIT_S = 120.0

@@ -34,7 +34,17 @@ HEAVY = (
 )
 
 
-GROUPS = [(), ("show",), ("drop",), ("limits",), ("dlq",), ("db",), ("config",)]
+GROUPS = [
+    (),
+    ("show",),
+    ("policy",),
+    ("drop",),
+    ("limits",),
+    ("dlq",),
+    ("task",),
+    ("db",),
+    ("config",),
+]
 
 
 def shown_in_a_terminal(folder: Path, *arguments: str) -> str:

@@ -12,7 +12,8 @@ from sqlalchemy import Engine, text
 
 from pipeline.contract.errors import ErrorClass, InputError
 from pipeline.contract.messages import RewardPart
-from pipeline.contract.trajectory import ModelCall, TrajectoryRecord, pack_record
+from pipeline.contract.model_call import ModelCall
+from pipeline.contract.trajectory import TrajectoryRecord, pack_record
 from pipeline.queue.claim_checks import check_out
 from pipeline.queue.payloads import FolderPayloads
 from pipeline.store.engine import transact
@@ -115,7 +116,8 @@ def test_both_formats_have_the_columns_that_are_documented(engine: Engine, tmp_p
     lines, rows = lines_of(tmp_path / "out.jsonl"), table.to_pylist()
     for line, row in zip(lines, rows, strict=True):
         assert list(line) == list(documented())
-        as_line = {name: json.loads(row[name]) for name in ("prompt", "messages", "tools")}
+        as_json = [name for name, kind in COLUMNS.items() if kind == "json"]
+        as_line = {name: json.loads(row[name] or "null") for name in as_json}
         row["finished_at"] = row["finished_at"].isoformat()
         assert line == row | as_line
 
@@ -161,6 +163,31 @@ def test_a_line_tells_answer_scores_model_and_time(engine: Engine, tmp_path: Pat
         ("numeric", "1", 1.0),
         ("numeric.x", "1", 0.25),
     ]
+
+
+@pytest.mark.parametrize("to", ["jsonl", "parquet"])
+def test_a_line_has_diff_tests_and_metadata(engine: Engine, tmp_path: Path, to: Format):
+    if to == "parquet":
+        pytest.importorskip("pyarrow")
+    story = StoredRun(engine, prompts=1, n=2, n_min=1)
+    coded, plain = story.claim()
+    tests = {"passed": True, "exit_code": 0, "timed_out": False, "output": "2 passed"}
+    metadata = {"diff": "--- a\n+++ b\n", "tests": tests, "usage": {"model_calls": 3}}
+    body = pack_record(answered("7", metadata=metadata))
+    story.record(story.succeeded(coded, body=body), story.succeeded(plain))
+    export(story, tmp_path / "out", to)
+    if to == "jsonl":
+        first, second = lines_of(tmp_path / "out")
+    else:
+        import pyarrow.parquet as pq
+
+        first, second = pq.read_table(tmp_path / "out").to_pylist()
+        for line in (first, second):
+            line |= {name: json.loads(line[name] or "null") for name in ("tests", "metadata")}
+    assert (first["final_answer"], first["stop_reason"]) == ("7", "answered")
+    assert (first["diff"], first["tests"]) == ("--- a\n+++ b\n", tests)
+    assert first["metadata"] == {"usage": {"model_calls": 3}}
+    assert (second["diff"], second["tests"], second["metadata"]) == (None, None, {})
 
 
 def test_the_memory_of_an_export_does_not_grow_with_it(engine: Engine, tmp_path: Path):

@@ -13,12 +13,14 @@ from fixtures.stored_run import StoredRun
 from sqlalchemy import Engine, inspect, text
 
 from pipeline.contract.errors import ErrorClass, NotAllowed
-from pipeline.contract.messages import RolloutRequest
+from pipeline.contract.messages import JournalFrame, RolloutRequest
+from pipeline.contract.policy import Policy
 from pipeline.contract.rollout import RunState, run_id_of
 from pipeline.contract.train_batch import BatchSpec
 from pipeline.dispatcher import Dispatcher
 from pipeline.store.dead_letters import add_unknown
 from pipeline.store.engine import transact
+from pipeline.store.journals import add_frames
 from pipeline.store.operations import begin_cancel, cancel_rollouts, pause_run
 from pipeline.store.removal import begin_removal, remove_groups, remove_rest, require_removable
 from pipeline.store.rescore_requests import request_rescores
@@ -38,6 +40,9 @@ def populated(engine: Engine, slug: str) -> StoredRun:
     """A finished run with every kind of row: failures, a dead letter, a committed batch."""
     story = StoredRun(engine, prompts=3, n=2, n_min=1, slug=slug)
     first, *others = story.claim()
+    frame = {"first": 0, "n_calls": 1, "body": b"calls"}
+    kept = JournalFrame(**story.succeeded(first).identity, **frame)
+    transact(engine, lambda connection: add_frames(connection, [kept]))
     story.record(
         story.failed(first, ErrorClass.CONTRACT),
         *(story.succeeded(attempt) for attempt in others),
@@ -54,6 +59,12 @@ def populated(engine: Engine, slug: str) -> StoredRun:
         connection.execute(
             text("INSERT INTO policy_versions (run_id, version) VALUES (:id, 1)"),
             {"id": story.run.run_id},
+        )
+        connection.execute(
+            text(
+                "INSERT INTO remote_sessions (rollout_id, attempt_no, run_id) VALUES (:r, 1, :id)"
+            ),
+            {"r": first.rollout_id, "id": story.run.run_id},
         )
     return story
 
@@ -196,6 +207,9 @@ class Published:
     def publish(self, requests: Sequence[RolloutRequest], *, queue: str) -> list[RolloutRequest]:
         self.labels += [request.label for request in requests]
         return []
+
+    def announce_policies(self, policies: Sequence[Policy]) -> None:
+        assert not policies
 
     def close(self) -> None:
         pass
