@@ -21,8 +21,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.contract.train_batch import BatchSpec, TrainBatch, TrainGroup
+from pipeline.contract.train_batch import BatchSpec
 from pipeline.trainer.client import TrainerClient
+from pipeline.trainer.train_batch import TrainBatch, TrainGroup
 
 LEARNING_RATE = 0.5
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +14,10 @@ from fixtures.stored_run import StoredRun
 from sqlalchemy import Engine, text
 
 from pipeline.contract.train_batch import BatchSpec
+from pipeline.trainer.async_client import AsyncTrainerClient
 from pipeline.trainer.client import TrainerClient
 from workers.agentic_rollout import AgenticRollout, AgenticRolloutConfig
+from workers.core.model_response import ModelResponse
 from workers.core.registry import clear_registry, register_agent
 from workers.core.trajectory import StepType, Trajectory, TrajectoryStep
 from workers.rewards.registry import clear_rewards, score
@@ -30,11 +33,12 @@ def _registries_as_before() -> Iterator[None]:
     clear_rewards()
 
 
-def run_snippet(document: str, holding: str, **names: Any) -> None:
-    """Execute the one Python block of a document that holds a text."""
+def run_snippet(document: str, holding: str, **names: Any) -> dict[str, Any]:
+    """Execute the one Python block of a document that holds a text; return its names."""
     blocks = re.findall(r"^```python\n(.*?)^```$", (DOCS / document).read_text(), re.M | re.S)
     (found,) = [block for block in blocks if holding in block]
     exec(compile(found, document, "exec"), names)
+    return names
 
 
 def test_a_run_is_enqueued_from_python_once(
@@ -87,10 +91,37 @@ def test_a_trainer_reads_what_the_document_says(
     engine: Engine, make_settings: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     story = StoredRun(engine, prompts=2, n=2)
-    ScriptedWorker(make_settings(llm={"base_url": "http://127.0.0.1:9/v1"})).work(story)
+    reply = ModelResponse("42", prompt_token_ids=[1, 2], completion_token_ids=[3])
+    ScriptedWorker(make_settings(llm={"base_url": "http://127.0.0.1:9/v1"}), reply).work(story)
     client = TrainerClient(engine, run=story.run.slug)
-    run_snippet("training.md", "client.pull", client=client, BatchSpec=BatchSpec)
-    client.close()
+    run_snippet("training.md", "group.reward_mean", client=client, BatchSpec=BatchSpec)
     said = capsys.readouterr().out.splitlines()
     assert len(said) == 4
     assert all("answered" in line for line in said)
+    run_snippet("training.md", "batch.rows()", batch=client.pull(0, BatchSpec(groups=2)))
+    client.close()
+    rows = capsys.readouterr().out.splitlines()
+    assert len(rows) == 4
+    assert all(" 0 3 1 " in line for line in rows)
+
+
+def test_a_trainer_publishes_and_prefetches_as_the_document_says(engine: Engine) -> None:
+    story = StoredRun(engine, prompts=4, n=2)
+    story.record(*(story.succeeded(a, float(a.rollout_index)) for a in story.claim()))
+    client = TrainerClient(engine, run=story.run.slug)
+    names = run_snippet("training.md", "publish_policy(0)", client=client, BatchSpec=BatchSpec)
+    assert (
+        sorted(round(value, 2) for value in names["advantages"].values())
+        == [-0.71] * 2 + [0.71] * 2
+    )
+    assert client.stats().groups["consumed"] == 2
+
+    async def work() -> list[int]:
+        other = TrainerClient(engine, run=story.run.slug, consumer="other")
+        async with AsyncTrainerClient(other) as trainer:
+            spec = BatchSpec(groups=1)
+            batch = await run_snippet("training.md", "trainer.prefetch")["train"](trainer, spec)
+            return [group.group_no for group in batch.groups]
+
+    assert asyncio.run(work()) == [3]
+    client.close()

@@ -6,6 +6,7 @@ import asyncio
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fixtures.fake_kubernetes import FakeKubernetes
@@ -49,7 +50,7 @@ async def test_each_task_is_solved_in_a_pod_of_its_own_and_no_pod_is_left(tmp_pa
         assert code == 0, said
         assert "3 of 3 solved" in said
         assert "+++ b/shop/prices.py" in said
-        assert len(set(fake.deleted)) == 3
+        assert len(set(fake.deleted)) == 2 * 3  # one for the work, one for the verdict
         assert not fake.pods
         assert set(fake.namespaces) == {"rollouts"}
         assert {spec["containers"][0]["image"] for spec in fake.specs} == {"python:3.12"}
@@ -79,8 +80,9 @@ def test_the_tasks_are_a_dataset_of_the_pipeline():
         task = CodingTask.from_prompt(prompt.payload, {})
         assert task.test_command
         assert task.test_files
-    options = {"sandbox": "k8s", "image": "python:3.12"}
-    assert get_agent_class("swe")(**options).options_for({}) == {"image": "python:3.12"}
+    agent_class: Any = get_agent_class("swe")
+    agent = agent_class(sandbox="k8s", image="python:3.12")
+    assert agent.options_for({}) == {"image": "python:3.12"}
 
 
 def test_the_permissions_name_what_the_sandbox_does():

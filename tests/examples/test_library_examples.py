@@ -21,7 +21,14 @@ SCRIPTS = [
 ]
 
 #: Run by tests of their own.
-OTHERS = ["k8s_swe_agent/k8s_swe_agent.py", "train_loop.py", "trajectory_client/browse.py"]
+OTHERS = [
+    "k8s_swe_agent/k8s_swe_agent.py",
+    *(f"strands_math_agent/{name}.py" for name in ("basic_app", "rl_app")),
+    "train_loop.py",
+    "train_tiny_policy.py",
+    *(f"tiny_policy/{name}.py" for name in ("plot", "server", "trainer", "warm_up")),
+    "trajectory_client/browse.py",
+]
 
 
 def run(script: str, folder: Path, **variables: str) -> str:
@@ -83,6 +90,43 @@ def test_with_an_anthropic_key_its_endpoint_is_used(script, endpoint, tmp_path):
     assert "from the endpoint" in output
     assert set(endpoint.paths) == {"/v1/messages"}
     assert set(endpoint.keys) == {"a-key"}
+
+
+SCRIPT = """
+import asyncio
+from workers import AgenticRollout, AgenticRolloutConfig
+
+async def main():
+    rollout = AgenticRollout(AgenticRolloutConfig(agent_type="single_turn"))
+    (trajectory,) = await rollout.run_batch(["2 + 2?"])
+    print(trajectory.get_final_response())
+
+for _ in range(2):
+    asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("provider", ["OPENAI", "ANTHROPIC"])
+def test_a_client_of_the_environment_closes_its_sessions(provider, endpoint, tmp_path):
+    if provider == "ANTHROPIC":
+        pytest.importorskip("anthropic")
+    finished = subprocess.run(
+        [sys.executable, "-W", "error", "-c", SCRIPT],
+        cwd=tmp_path,
+        env={
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": str(ROOT),
+            f"{provider}_API_KEY": "a-key",
+            f"{provider}_BASE_URL": endpoint.url + ("/v1" if provider == "OPENAI" else ""),
+            f"{provider}_MODEL": "a-model",
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "from the endpoint" in finished.stdout, finished.stderr
+    assert finished.stderr == ""
 
 
 @pytest.mark.parametrize(

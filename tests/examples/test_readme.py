@@ -21,6 +21,7 @@ from fixtures.offline_policy import serving
 from sqlalchemy import Engine, text
 
 from pipeline.contract.messages import Completion, RolloutRequest
+from pipeline.contract.policy import Policy
 from pipeline.contract.run import RunConfig
 from pipeline.dispatcher import Dispatcher
 from pipeline.settings import Settings
@@ -87,6 +88,9 @@ class KeptRequests:
 
     def publish(self, requests: Sequence[RolloutRequest], *, queue: str) -> None:
         self.requests += requests
+
+    def announce_policies(self, policies: Sequence[Policy]) -> None:
+        assert not policies
 
     def close(self) -> None:
         pass
