@@ -18,9 +18,13 @@ import typer
 from benchmarks import goals as goal_parts
 from benchmarks import report
 from benchmarks.faults.campaign import run_campaign
+from benchmarks.faults.deployment import Deployment
 from benchmarks.faults.report import campaign_table
+from benchmarks.faults.resume import run_trial, trial_size
+from benchmarks.faults.runs import GROUP_SIZE
 from benchmarks.faults.servers import BrokerMissing
 from benchmarks.footprint import measure_footprint
+from benchmarks.gateway import measure_gateway
 from benchmarks.growth import StoreTimes, growth_table
 from benchmarks.limits import measure_limits
 from benchmarks.scaling import SCALING_ROLLOUTS, measure_scaling, scaling_table
@@ -88,6 +92,16 @@ def limits(
 
 
 @app.command()
+def gateway(
+    pairs: Annotated[int, typer.Option(min=1, help="Pairs of runs.")] = 5, json_path: Json = None
+) -> None:
+    """Measure what the gateway adds to a model call, and 500 streams at once."""
+    figures = asyncio.run(measure_gateway(pairs=pairs))
+    print(report.figure_table(figures))
+    _save(json_path, report.to_json(figures))
+
+
+@app.command()
 def soak(
     workload: Literal["W0", "W1", "W1s", "W2"] = "W0",
     rollouts: int = 50_000,
@@ -128,6 +142,40 @@ def faults(
     _save(json_path, campaign.to_json() | {"machine": report.machine()})
     if campaign.violations:
         sys.exit(1)
+
+
+@app.command()
+def resume(
+    broker: Literal["redis", "rabbitmq", "sqs"] = "redis",
+    rollouts: Annotated[int, typer.Option(min=8)] = 400,
+    in_flight: Annotated[int, typer.Option(min=4)] = 200,
+    turns: Annotated[int, typer.Option(min=2, help="Model calls of a rollout.")] = 10,
+    latency_ms: Annotated[float, typer.Option(help="Of one model call.")] = 1000.0,
+    kill_every_s: Annotated[float, typer.Option(help="Time between two killed workers.")] = 5.0,
+    after_s: Annotated[float, typer.Option(help="The setting journal.after_s.")] = 0.0,
+    seed: int = 1,
+    json_path: Json = None,
+) -> None:
+    """Kill workers, and count the model calls that are made again; exit code 1 on a violation."""
+    size = trial_size(
+        in_flight=in_flight, workers=4, turns=turns, latency_ms=latency_ms, after_s=after_s
+    )
+    try:
+        with Deployment(broker, size) as deployment:
+            found = run_trial(
+                deployment,
+                groups=-(-rollouts // GROUP_SIZE),
+                kill_every_s=kill_every_s,
+                seed=seed,
+                say=lambda line: print(line, file=sys.stderr, flush=True),
+            )
+    except BrokerMissing as error:
+        sys.exit(str(error))
+    figures = {key: value for key, value in found.to_json().items() if key != "violations"}
+    print(report.table(["figure", "value"], [[k, f"{v:g}"] for k, v in figures.items()]))
+    _save(json_path, found.to_json() | {"machine": report.machine(), "after_s": after_s})
+    if found.violations or found.unequal:
+        sys.exit("\n".join([*found.violations, f"{found.unequal} trajectories differ"]))
 
 
 def _save(path: Path | None, content: dict[str, Any]) -> None:

@@ -59,6 +59,7 @@ class Size:
     model: MockBehaviour = ORDINARY_MODEL
     model_timeout_s: float = 5.0
     durable: bool = True  #: whether the store's commits survive a crash
+    journal_after_s: float = 0.0  #: each call is recorded, so that every fault meets journals
 
 
 class Deployment:
@@ -149,6 +150,7 @@ class Deployment:
             "ROLLOUT_LEASE__POLL_S": str(lease.poll_s),
             "ROLLOUT_DISPATCH__MAX_IN_FLIGHT": str(size.max_in_flight),
             "ROLLOUT_WORKER__ANNOUNCE_S": "0.2",
+            "ROLLOUT_JOURNAL__AFTER_S": str(size.journal_after_s),
             "ROLLOUT_LLM__BASE_URL": self.model.base_url,
             "ROLLOUT_LLM__MODEL": "mock",
             "ROLLOUT_LLM__TIMEOUT_S": str(size.model_timeout_s),

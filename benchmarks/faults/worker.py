@@ -40,7 +40,7 @@ def skew_clock(skew_s: float) -> None:
 
 
 def say_twice(within_s: float) -> None:
-    """Send every completion and heartbeat twice: half of them at once and late, others late."""
+    """Send every message twice: half of them at once and late, the others late."""
     from pipeline.queue.completions import OutcomePublisher
 
     draw = random.Random(os.getpid())
@@ -67,6 +67,7 @@ def say_twice(within_s: float) -> None:
         return send
 
     OutcomePublisher.send_completions = doubled(OutcomePublisher.send_completions)
+    OutcomePublisher.send_journal = doubled(OutcomePublisher.send_journal)
     OutcomePublisher.send_heartbeat = doubled(OutcomePublisher.send_heartbeat)
 
 
