@@ -4,6 +4,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 VERL := .venv-verl/bin/python
+FRAMEWORKS := .venv-frameworks/bin/python
 INSTALLED := $(VENV)/.installed
 DEMO := $(VENV)/.installed-for-demo
 RECENT := import sys; sys.exit(sys.version_info < (3, 11))
@@ -20,7 +21,7 @@ JOBS ?= 4
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test faults test-verl check bench clean new-venv
+.PHONY: help install demo test faults test-verl test-frameworks check bench clean new-venv
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,6 +45,14 @@ test-verl: ## Check our batches with verl itself, installed for CPUs into .venv-
 		--requirement tests/with_verl/requirements.txt --editable .
 	@$(VERL) -m pytest --confcutdir=tests/with_verl tests/with_verl $(ARGS)
 
+test-frameworks: ## Check the gateway with agents of frameworks, installed into .venv-frameworks (700 MB)
+	@test -x $(FRAMEWORKS) || $(PYTHON) -m venv .venv-frameworks
+	@$(FRAMEWORKS) -m pip install --quiet --disable-pip-version-check \
+		--requirement tests/with_frameworks/requirements.txt --editable .
+	@$(FRAMEWORKS) -m pip install --quiet --disable-pip-version-check --no-deps strands-agents mcp mcp-types
+	@PATH="$(CURDIR)/.venv-frameworks/bin:$$PATH" PYTHONPATH=tests $(FRAMEWORKS) -m pytest \
+		--confcutdir=tests/with_frameworks tests/with_frameworks $(ARGS)
+
 check: $(INSTALLED) ## Check style, formatting and types
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -53,7 +62,7 @@ bench: $(INSTALLED) ## Measure this machine and print the table of goals; make b
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 clean: ## Remove the virtual environment and caches
-	rm -rf $(VENV) .venv-verl .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) .venv-verl .venv-frameworks .pytest_cache .ruff_cache .hypothesis build *.egg-info
 
 new-venv:
 	@test -n "$(PYTHON)" || { echo 'Python 3.11 or newer is needed: make PYTHON=/path/to/python3'; exit 1; }

@@ -62,6 +62,10 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     # Folders of earlier runs, removed by two at once.
     config.addinivalue_line("filterwarnings", r"ignore:\(rm_rf\):pytest.PytestWarning")
+    # Of the AgentCore SDK's own classes.
+    config.addinivalue_line(
+        "filterwarnings", "ignore:Support for class-based `config`:DeprecationWarning"
+    )
     # The same examples for everybody, and no clock: a busy machine is no failure.
     hypothesis_settings.register_profile(
         "suite",

@@ -101,6 +101,17 @@ def test_tool_calls_count_while_the_attempt_runs_and_once_when_it_has_ended(acti
         assert told() == (6, 4)
 
 
+def test_calls_that_could_not_be_read_are_counted_beside_the_tools(activity):
+    attempt = attempt_with({"search": {"calls": 1, "errors": 0}})
+    attempt.trajectory.metadata["lost_calls"] = 2
+    with activity.counted(attempt):
+        counted = activity.snapshot()[0].tools
+    assert {name: (calls.count, calls.errors) for name, calls in counted.items()} == {
+        "search": (1, 0),
+        "(unreadable call)": (2, 2),
+    }
+
+
 @pytest.mark.parametrize(
     "tools", [None, [], {"t": 3}, {"t": {"calls": "x", "errors": 0}}, {3: {}}, {"t": {}}]
 )
@@ -158,7 +169,7 @@ class Answering(ChatClient):
         super().__init__(URL, model="m", call_retries=retries, **options)
         self._statuses = list(statuses)
 
-    async def _post(self, body: bytes) -> HttpAnswer:
+    async def _post(self, path: str, body: bytes, stream: Any) -> HttpAnswer:
         answer = b'{"choices": [{"message": {"content": "42"}}]}'
         return HttpAnswer(self._statuses.pop(0), {}, answer)
 

@@ -34,7 +34,7 @@ class Layer:
 PURE = ("contract", "settings")
 ADAPTERS = ("store", "queue")
 SERVICES = ("dispatcher", "collector", "reconciler")
-LIBRARY = ("library", "model clients", "rewards", "agentic rollout")
+LIBRARY = ("library", "token rows", "model clients", "rewards", "agentic rollout")
 
 LAYERS = {
     # The pure middle.
@@ -44,6 +44,8 @@ LAYERS = {
     "redaction": Layer(("pipeline.redaction",), PURE),
     "service loop": Layer(("pipeline.service",), ("contract",)),
     "hidden packages": Layer(("pipeline.hidden_packages",), ("contract",)),
+    # Arrays of recorded tokens: no database and no torch, so that every side may use them.
+    "tokens": Layer(("pipeline.tokens",), ("contract",)),
     # Adapters: each knows one outside system, and none knows another.
     "store": Layer(("pipeline.store",), (*PURE, "retry")),
     "migrations": Layer(("migrations",), ("store",)),
@@ -53,19 +55,45 @@ LAYERS = {
     "departures": Layer(("pipeline.departures",), ("store",)),
     "requests": Layer(("pipeline.requests",), (*PURE, *ADAPTERS)),
     "rescorer": Layer(("pipeline.rescorer",), (*PURE, "requests", *ADAPTERS)),
+    "announcer": Layer(("pipeline.policy_announcer",), (*PURE, *ADAPTERS)),
+    "replays": Layer(("pipeline.replays",), (*PURE, *ADAPTERS)),
     # Services: they use the adapters, and none knows another.
     **{
         name: Layer(
             (f"pipeline.{name}",),
-            (*PURE, "retry", "service loop", "departures", "requests", "rescorer", *ADAPTERS),
+            (
+                *PURE,
+                "retry",
+                "service loop",
+                "departures",
+                "requests",
+                "rescorer",
+                "announcer",
+                "replays",
+                *ADAPTERS,
+            ),
         )
         for name in SERVICES
     },
+    # Calls of remote agents, from workers and services; then the services themselves.
+    "remote calls": Layer(
+        (
+            "pipeline.agentcore.call_pace",
+            "pipeline.agentcore.data_plane",
+            "pipeline.agentcore.results_store",
+        ),
+        (*PURE, "limits"),
+    ),
+    "remote results": Layer(
+        ("pipeline.agentcore",),
+        (*PURE, "redaction", "service loop", "limits", "remote calls", *ADAPTERS),
+    ),
     "controller": Layer(
-        ("pipeline.controller",), (*PURE, "redaction", "service loop", *ADAPTERS, *SERVICES)
+        ("pipeline.controller",),
+        (*PURE, "redaction", "service loop", "remote results", *ADAPTERS, *SERVICES),
     ),
     "redrive": Layer(("pipeline.redrive",), ("contract", *ADAPTERS)),
-    "trainer": Layer(("pipeline.trainer",), (*PURE, "embedded", *ADAPTERS)),
+    "trainer": Layer(("pipeline.trainer",), (*PURE, "embedded", "tokens", *ADAPTERS)),
     # Producers and workers: towards the middle, never towards each other.
     "producers": Layer(("producers",), (*PURE, "store")),
     "library": Layer(
@@ -74,15 +102,31 @@ LAYERS = {
             "workers.agents",
             "workers.tools",
             "workers.sandbox",
-            "workers.verl",
         ),
     ),
+    # Rows of the library's trajectories: made of tokens as the trainer client's are.
+    "token rows": Layer(("workers.verl",), ("library", "tokens")),
     "model clients": Layer(("workers.llm", "workers.offline_policy"), ("contract", "library")),
     "rewards": Layer(("workers.rewards",), ("contract", "library")),
-    "agentic rollout": Layer(("workers.agentic_rollout",), ("library", "model clients")),
+    "agentic rollout": Layer(
+        ("workers.agentic_rollout",), ("library", "token rows", "model clients")
+    ),
+    # Runs in an agent's container, without Celery or a database driver.
+    "agent apps": Layer(("workers.agentcore",), ("contract",)),
+    "gateway": Layer(("workers.gateway",), ("contract", "library", "model clients")),
     "worker process": Layer(
         ("workers.process",),
-        (*PURE, "redaction", "service loop", "queue", "limits", *LIBRARY),
+        (
+            *PURE,
+            "redaction",
+            "service loop",
+            "tokens",
+            "queue",
+            "limits",
+            "gateway",
+            "remote calls",
+            *LIBRARY,
+        ),
     ),
     # What puts them together.
     "package roots": Layer(("pipeline", "workers", "producers"), LIBRARY),
@@ -91,11 +135,15 @@ LAYERS = {
         (
             *PURE,
             "hidden packages",
+            "tokens",
             "service loop",
             "embedded",
             "limits",
             "controller",
+            "remote calls",
+            "agent apps",
             "rescorer",
+            "announcer",
             "redrive",
             "trainer",
             "producers",
@@ -111,6 +159,7 @@ LAYERS["benchmarks"] = Layer(("benchmarks",), tuple(LAYERS))
 #: Other distributions that the pure middle may use.
 CONTRACT_USES = {"pydantic"}
 RECORD_USES = {"pydantic", "orjson", "zstandard"}
+RECORDS = ("pipeline.contract.trajectory", "pipeline.contract.journal")
 
 FORBIDDEN_NAMES = {"utils", "util", "common", "helpers", "helper", "manager", "misc"}
 
@@ -231,7 +280,7 @@ def test_the_contract_uses_the_standard_library_and_pydantic_only():
     for item in all_imports():
         if layer_of(item.source) != "contract":
             continue
-        allowed = RECORD_USES if item.source == "pipeline.contract.trajectory" else CONTRACT_USES
+        allowed = RECORD_USES if item.source in RECORDS else CONTRACT_USES
         top = item.target.partition(".")[0]
         if top not in (allowed | sys.stdlib_module_names | {"pipeline"}):
             foreign.append(str(item))
@@ -270,7 +319,7 @@ def test_files_are_nouns_of_the_subject():
         ("workers.agents.react_agent", ("openai", "celery", "sqlalchemy", "boto3")),
         ("pipeline.contract.messages", ("celery", "sqlalchemy", "openai")),
         ("pipeline.settings", ("celery", "sqlalchemy", "openai", "boto3")),
-        ("workers.process.worker", ("sqlalchemy", "psycopg", "openai")),
+        ("workers.process.worker", ("sqlalchemy", "psycopg", "openai", "numpy")),
         ("pipeline.controller", ("openai", "anthropic")),
     ],
 )

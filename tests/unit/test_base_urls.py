@@ -40,7 +40,7 @@ def client_for(settings: Settings, **request: Any) -> Any:
     """Return the real client that an attempt of this request would call."""
     runtime = Runtime(settings, "w")
     calls = runtime.model_calls(Attempt(request_of(**request), "w"))
-    return calls._client
+    return calls._client._client
 
 
 @pytest.mark.parametrize(

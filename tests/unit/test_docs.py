@@ -22,10 +22,10 @@ from pydantic.fields import FieldInfo
 from pipeline.contract.errors import ERROR_TABLE, Action, ErrorClass
 from pipeline.contract.rollout import StopReason
 from pipeline.contract.run import RunConfig
-from pipeline.contract.train_batch import TrainGroup, TrainRollout
 from pipeline.settings import _ALIASES, Settings
-from workers.core.registry import BUILTIN_AGENTS
-from workers.core.tool_registry import BUILTIN_TOOLS
+from pipeline.trainer.train_batch import TrainGroup, TrainRollout
+from workers.core.registry import BUILTIN_AGENTS, get_agent_class
+from workers.core.tool_registry import BUILTIN_TOOLS, get_global_tool_registry
 from workers.rewards.registry import BUILTIN_REWARDS
 from workers.rewards.reward_function import ALIASES, INPUTS
 
@@ -93,8 +93,8 @@ def test_every_field_that_a_trainer_reads_is_listed(kind: type) -> None:
     text = read(DOCS / "training.md").partition(f"A `{kind.__name__}` is")[2]
     table = text[text.index("| field") :].partition("\n\n")[0]
     listed = {name for cells in rows(table) for name in re.findall(r"`(\w+)`", cells[0])}
-    public = {name for name in vars(kind) if not name.startswith("_")}
-    assert listed == public | set(kind.__dataclass_fields__)
+    names = {*vars(kind), *kind.__dataclass_fields__}
+    assert listed == {name for name in names if not name.startswith("_")}
 
 
 def test_what_a_reward_may_take_is_listed() -> None:
@@ -102,6 +102,28 @@ def test_what_a_reward_may_take_is_listed() -> None:
     table = text[text.index("| parameter") :].partition("\n\n")[0]
     listed = {name for cells in rows(table) for name in re.findall(r"`(\w+)`", cells[0])}
     assert listed == {*INPUTS, *ALIASES}
+
+
+@pytest.mark.parametrize("agent", BUILTIN_AGENTS)
+def test_every_option_of_an_agent_is_listed_for_it(agent: str) -> None:
+    text = read(DOCS / "agents.md")
+    table = text[text.index("| option | agents |") :].partition("\n\n")[0]
+    listed = {
+        name
+        for options, agents, *_ in rows(table)
+        if agents == "all" or (f"`{agent}`" in agents) != agents.startswith("all but")
+        for name in re.findall(r"`(\w+)`", options)
+    }
+    assert listed == set(get_agent_class(agent).known_options() or {})
+
+
+@pytest.mark.parametrize("tool", BUILTIN_TOOLS)
+def test_every_option_of_a_tool_is_listed_for_it(tool: str) -> None:
+    text = read(DOCS / "agents.md")
+    table = text[text.index("| tool | options |") :].partition("\n\n")[0]
+    (cells,) = [cells for cells in rows(table) if cells[0] == f"`{tool}`"]
+    listed = set(re.findall(r"`(\w+)`", cells[1]))
+    assert listed == set(type(get_global_tool_registry().get_tool(tool)).options)
 
 
 def test_every_other_tools_name_is_listed() -> None:

@@ -10,6 +10,7 @@ import pytest
 import rollout
 from pipeline.contract.run import RunConfig
 from pipeline.contract.train_batch import BatchSpec, NotReady
+from pipeline.trainer.async_client import AsyncTrainerClient
 from pipeline.trainer.client import TrainerClient
 from producers.enqueue import enqueue
 from workers.core.registry import register_agent
@@ -17,6 +18,7 @@ from workers.core.tool_registry import tool
 from workers.rewards.registry import register_reward
 
 NAMES = {
+    "AsyncTrainerClient": AsyncTrainerClient,
     "BatchSpec": BatchSpec,
     "NotReady": NotReady,
     "RunConfig": RunConfig,

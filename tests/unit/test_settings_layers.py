@@ -82,6 +82,12 @@ def test_each_layer_can_be_shown_with_its_name(folder, monkeypatch):
     assert "environment" in names
 
 
+def test_a_setting_of_earlier_versions_is_accepted_with_a_warning(folder, caplog):
+    write(folder, "[llm]\ncapture_tokens = true\nmax_retries = 3")
+    assert load_settings(start=folder).llm.max_retries == 3
+    assert "llm.capture_tokens has no effect any more" in caplog.text
+
+
 def test_a_dotenv_file_may_hold_other_tools_names(folder):
     write(folder, "DJANGO_SECRET=x\nOPENAI_API_KEY=sk-planted\n", ".env")
     settings = load_settings(start=folder)

@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pipeline.contract.rollout import RunState
-from pipeline.store.wait_reasons import WaitFacts, explain_wait
+from pipeline.store.capacity import Capacity
+from pipeline.store.wait_reasons import (
+    TrainerFacts,
+    WaitFacts,
+    explain_trainer_wait,
+    explain_wait,
+)
 
 BUSY = WaitFacts(
     run="sums",
@@ -74,3 +80,65 @@ def test_an_enqueueing_that_has_not_ended_is_told():
     assert explain_wait(replace(BUSY, running=0, is_sealed=False)) == (
         "Its prompts are still being enqueued, or that was interrupted.",
     )
+
+
+def test_a_paused_policy_is_told_with_what_ends_the_pause():
+    (told, _) = explain_wait(replace(BUSY, paused_version=5))
+    assert told == (
+        "Its policy is paused at version 5: model calls wait until the trainer publishes the next "
+        "one (rollout policy publish sums VERSION)."
+    )
+
+
+def test_rollouts_that_would_be_too_old_say_what_is_ahead_of_them():
+    capacity = Capacity(ready=8, leased=16, running=40, max_staleness=3, groups_per_step=16)
+    (told,) = explain_wait(replace(BUSY, running=0, queued=9, capacity=capacity))
+    assert told == (
+        "9 rollouts are queued and would be too old when they are trained: 64 groups are ahead of "
+        "them (8 ready, 16 leased, 40 under way), and the run begins 64 at most (max_staleness 3, "
+        "16 groups per step); they wait for the trainer to pull, publish or commit."
+    )
+    room = replace(capacity, ready=7)
+    assert explain_wait(replace(BUSY, running=0, queued=9, capacity=room)) == (
+        "9 rollouts are queued.",
+    )
+
+
+WAITING = TrainerFacts(
+    wanted=16,
+    groups={"open": 12, "ready": 3, "leased": 0, "consumed": 32, "dropped": 0},
+    drops={},
+    equal_rewards={},
+    leased_elsewhere=0,
+)
+
+
+def test_a_trainers_wait_is_one_sentence_with_its_numbers():
+    told = explain_trainer_wait(WAITING, replace(BUSY, queued=20))
+    assert told == (
+        "The trainer waits for 16 groups and 3 are ready: 12 are open with 4 rollouts under way, "
+        "the oldest for 12 s, 20 rollouts are queued, 32 are consumed."
+    )
+
+
+def test_drops_are_part_of_it_those_of_equal_rewards_by_value():
+    drops = {"stale": 2, "zero_variance": 5}
+    facts = replace(WAITING, drops=drops, equal_rewards={"0": 4, "1": 1}, leased_elsewhere=8)
+    told = explain_trainer_wait(facts, BUSY)
+    assert told.endswith(
+        "8 groups are leased to other consumers, 32 are consumed and 7 dropped (2 stale, "
+        "5 zero_variance [all 0: 4, all 1: 1])."
+    )
+
+
+def test_a_trainer_that_waits_in_vain_is_told_so():
+    over = replace(WAITING, groups={**WAITING.groups, "open": 0, "ready": 0}, drops={"failed": 1})
+    finished = replace(BUSY, state=RunState.FINISHED, running=0)
+    assert explain_trainer_wait(over, finished) == (
+        "No group can become ready any more: 32 are consumed and 1 dropped (1 failed)."
+    )
+
+
+def test_enough_ready_groups_are_told_too():
+    told = explain_trainer_wait(replace(WAITING, wanted=3), BUSY)
+    assert told.startswith("3 groups are ready and the trainer asks for 3: it can pull")

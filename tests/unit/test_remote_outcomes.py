@@ -1,0 +1,156 @@
+"""What a result of a remote session says about its attempt."""
+
+from __future__ import annotations
+
+import json
+from uuid import uuid4
+
+import pytest
+
+from pipeline.agentcore.outcome import outcome_of, timed_out
+from pipeline.contract.agentcore import (
+    AgentCoreTarget,
+    payload_of,
+    result_keys_of,
+    session_id_of,
+    session_of_key,
+)
+from pipeline.contract.trajectory import unpack_record
+from pipeline.store.remote_sessions import RemoteAttempt
+
+TARGET = AgentCoreTarget(
+    target="arn:aws:bedrock-agentcore:us-west-2:1:runtime/x",
+    results_bucket="b",
+    results_queue_url="http://q",
+)
+ROLLOUT_ID = uuid4()
+ATTEMPT = RemoteAttempt(
+    uuid4(), uuid4(), ROLLOUT_ID, 2, "math", 7, "math-g000007-r1-a2", TARGET, "w", None, False, 3
+)
+TURN = {"formatted_request": {"messages": [{"role": "assistant", "content": "4"}]}}
+
+
+def read(result, **options):
+    body = result if isinstance(result, bytes) else json.dumps(result).encode()
+    return outcome_of(ATTEMPT, body, elapsed_s=1.0, **options)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "expected"), [(1, 1.0), (0.0, 0.0), ([0.5], 0.5), ([0.1, -0.2], -0.2)]
+)
+def test_the_reward_is_the_number_or_the_last_of_the_list(rewards, expected):
+    completion = read({"status_code": 200, "rewards": rewards, "rollout_data": [TURN, TURN]})
+    assert (completion.outcome, completion.reward) == ("succeeded", expected)
+    assert completion.key == (ROLLOUT_ID, 2)
+
+
+@pytest.mark.parametrize(
+    "rewards", [float("nan"), float("inf"), "1", True, None, [], [[1.0]], [1.0, None], 10**400, {}]
+)
+def test_a_bad_reward_is_a_contract_error_and_no_reward(rewards):
+    completion = read({"status_code": 200, "rewards": rewards, "rollout_data": [TURN]})
+    assert (completion.error_class, completion.reward) == ("contract", None)
+    assert completion.error is not None
+    assert completion.error.code == "bad_reward"
+
+
+@pytest.mark.parametrize(
+    ("result", "code"),
+    [
+        ({"status_code": 200}, "no_reward"),
+        (b"no json", "result_no_json"),
+        (b"[1]", "result_no_json"),
+        (b"\xff\xfe", "result_no_json"),
+        (b"[" * 100_000, "result_no_json"),
+    ],
+)
+def test_no_reward_and_no_json_are_contract_errors(result, code):
+    completion = read(result)
+    assert (completion.error_class, completion.error and completion.error.code) == (
+        "contract",
+        code,
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [(None, "agent_bug"), ("agent_bug", "agent_bug"), ("contract", "contract"), (7, "agent_bug")],
+)
+def test_the_apps_error_keeps_its_class_words_and_turns(given, expected):
+    result = {
+        "status_code": 500,
+        "stop_reason": "it broke",
+        "traceback": "Traceback ...",
+        "rollout_data": [TURN],
+        "error_class": given,
+    }
+    completion = read({key: value for key, value in result.items() if value is not None})
+    assert completion.error is not None
+    assert (completion.error_class, completion.error.message) == (expected, "it broke")
+    assert completion.error.detail == "Traceback ..."
+    assert unpack_record(completion.body).messages == [{"role": "assistant", "content": "4"}]
+
+
+def test_turns_are_stored_once_and_the_last_ones_messages_are_the_record():
+    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    more = [*messages, {"role": "user", "content": "?"}, {"role": "assistant", "content": "b"}]
+    turns = [
+        {"turn_id": 0, "formatted_request": {"messages": messages, "model": "m"}},
+        {"turn_id": 1, "formatted_request": {"messages": more}},
+    ]
+    record = unpack_record(read({"rewards": 1, "rollout_data": turns}).body)
+    assert record.messages == more
+    assert record.final_answer == "b"
+    assert record.metadata["turns"] == [
+        {"turn_id": 0, "formatted_request": {"model": "m", "n_messages": 2}},
+        {"turn_id": 1, "formatted_request": {"n_messages": 4}},
+    ]
+
+
+@pytest.mark.parametrize("turns", [None, 7, [None], [{"formatted_request": 3}], ["x"]])
+def test_turns_of_any_shape_are_kept(turns):
+    assert read({"rewards": 1, "rollout_data": turns}).outcome == "succeeded"
+
+
+def test_a_session_without_a_result_says_how_long_was_waited():
+    completion = timed_out(ATTEMPT)
+    assert completion.error_class == "agent_timeout"
+    assert completion.error is not None
+    assert "900 s" in completion.error.message
+    assert completion.reward is None
+
+
+def test_a_key_names_its_attempt_in_either_style():
+    session = session_id_of(ATTEMPT.label, ROLLOUT_ID)
+    assert 33 <= len(session) <= 256
+    for key in result_keys_of("math", 7, session):
+        found = session_of_key(key)
+        assert found is not None
+        assert (found.rollout_id, found.attempt_no) == (ROLLOUT_ID, 2)
+    for other in ("", "a/b.json", "math/g000007/x.json", f"math/g000007-{session}.json"):
+        assert session_of_key(other) is None
+
+
+@pytest.mark.parametrize("style", ["training", "rollout", "both"])
+def test_a_payload_has_the_prompt_its_columns_and_the_sections_of_its_style(style):
+    payload = payload_of(
+        TARGET.model_copy(update={"payload_style": style}),
+        run="math",
+        group_no=7,
+        session_id="s" * 33,
+        prompt={"content": "2+2?", "answer": "4", "level": 3, "_rollout": "theirs"},
+        model={"base_url": "http://m/v1"},
+    )
+    assert (payload["prompt"], payload["answer"], payload["level"]) == ("2+2?", "4", 3)
+    assert ("_training" in payload) == (style != "rollout")
+    assert ("_rollout" in payload) == (style != "training")
+    if style != "rollout":
+        assert payload["_training"] == {
+            "exp_id": "math",
+            "input_id": "g000007",
+            "session_id": "s" * 33,
+            "sqs_url": "http://q",
+            "s3_bucket": "b",
+        }
+    if style != "training":
+        assert payload["_rollout"]["base_url"] == "http://m/v1"
