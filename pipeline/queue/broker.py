@@ -126,6 +126,8 @@ class Broker:
             options["unacked_key"] = unacked_key
             options["unacked_index_key"] = f"{unacked_key}.index"
             options["unacked_mutex_key"] = f"{unacked_key}.mutex"
+            # Messages have no priorities; each step costs a request where a queue is asked.
+            options["priority_steps"] = [0]
         return Connection(
             self.url,
             transport=self.transport,

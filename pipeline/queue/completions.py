@@ -2,8 +2,7 @@
 
 A worker's outbox keeps a completion until `send_completions` returns; the collector acknowledges
 after its commit. Frames of journals travel in the queue of completions, and markers of collectors
-in both. Must not: decide anything, or use
-the store.
+in both. Must not: decide anything, or use the store.
 """
 
 from __future__ import annotations
@@ -187,6 +186,10 @@ class OutcomeConsumer(_Connected):
         super().__init__(broker)
         self._delivery = Delivery()
         self._channel: Any = None
+        self._takers = (
+            (COMPLETION_QUEUE, self._on_completions),
+            (HEARTBEAT_QUEUE, self._on_heartbeat),
+        )
         self.hides_s = broker.hides_s
 
     def receive(self, *, most: int, linger_s: float, timeout_s: float) -> Delivery:
@@ -206,11 +209,9 @@ class OutcomeConsumer(_Connected):
             # Messages may also arrive between two calls, while the broker answers other requests.
             if not self._delivery.messages:
                 self._drain(timeout_s)
-            until = time.monotonic() + linger_s
-            while self._delivery.messages and self._count() < most:
-                left = until - time.monotonic()
-                if left <= 0 or not self._drain(left):
-                    break
+            if self._delivery.messages:
+                gather = self._pop if self._broker.kind == "redis" else self._linger
+                gather(most, linger_s)
         delivery, self._delivery = self._delivery, Delivery()
         return delivery
 
@@ -260,18 +261,40 @@ class OutcomeConsumer(_Connected):
         connection.ensure_connection(max_retries=1, timeout=self._broker.connect_timeout_s)
         self._channel = channel = connection.channel()
         self.restore_unacknowledged()
-        for name, callback in (
-            (COMPLETION_QUEUE, self._on_completions),
-            (HEARTBEAT_QUEUE, self._on_heartbeat),
-        ):
+        for name, take in self._takers:
             consumer = Consumer(
                 channel,
                 [self._broker.queue(name)],
-                on_message=callback,
+                on_message=take,
                 accept=None,
                 prefetch_count=_PREFETCH,
             )
             consumer.consume()
+
+    def _linger(self, most: int, linger_s: float) -> None:
+        until = time.monotonic() + linger_s
+        while self._count() < most:
+            left = until - time.monotonic()
+            if left <= 0 or not self._drain(left):
+                break
+
+    def _pop(self, most: int, linger_s: float) -> None:
+        """Gather what waits in Redis now, and after a pause, and ask for no more.
+
+        `_drain` would leave a blocking pop behind. Redis answers it while this delivery is being
+        committed, and if the collector dies then, the answer is lost.
+        """
+        queues = [(self._broker.queue(name)(self._channel), take) for name, take in self._takers]
+        for pause_s in (0.0, linger_s):
+            time.sleep(pause_s)
+            for queue, take in queues:
+                while self._has_room(most) and (message := queue.get(accept=None)) is not None:
+                    take(message)
+            if not self._has_room(most):
+                break
+
+    def _has_room(self, most: int) -> bool:
+        return self._count() < most and len(self._delivery.messages) < _PREFETCH
 
     def _count(self) -> int:
         return len(self._delivery.completions) + len(self._delivery.journal)

@@ -105,6 +105,25 @@ def test_what_the_broker_has_sent_is_received_before_it_answers(broker, publishe
     assert delivery.completions == [completion_of(2)]
 
 
+@pytest.mark.parametrize("broker_place", ["redis"], indirect=True)
+def test_redis_keeps_what_arrives_while_a_delivery_is_committed(broker, publisher, consumer):
+    publisher.send_completions([completion_of(1)])
+    receive(consumer, lambda d: d.completions, ack=False)
+    publisher.send_completions([completion_of(2)])
+    # A blocking pop would have taken it, and it would be lost with this process.
+    with broker.connect() as other:
+        assert broker.depth(other, COMPLETION_QUEUE) == 1
+
+
+@pytest.mark.parametrize("broker_place", ["redis"], indirect=True)
+def test_redis_gives_no_more_than_a_collector_asks_for(publisher, consumer):
+    for number in range(100):
+        publisher.send_completions([completion_of(number)])
+    few = consumer.receive(most=10, linger_s=0.05, timeout_s=5)
+    many = consumer.receive(most=1000, linger_s=0.05, timeout_s=5)
+    assert (len(few.completions), len(many.completions)) == (10, 64)
+
+
 def test_a_marker_comes_behind_what_was_sent_before_it(broker, publisher, consumer):
     if not broker.keeps_order:
         pytest.skip("SQS keeps no order")
