@@ -26,6 +26,9 @@ log = logging.getLogger(__name__)
 #: A message attribute: seconds after its publication in which a worker may receive the message.
 EXPIRES_S = "expires_s"
 
+#: A header: how often a message was delivered before.
+DELIVERY_COUNT = "x-delivery-count"
+
 #: Attributes that SQS adds to a message: two times in milliseconds, and the count of deliveries.
 _SENT, _FIRST_RECEIVED = "SentTimestamp", "ApproximateFirstReceiveTimestamp"
 _RECEIVED_COUNT = "ApproximateReceiveCount"
@@ -184,6 +187,13 @@ class Channel(SQS.Channel):
             self._new_queue(queue),
             entry if attributes is None else entry | {"MessageAttributes": attributes},
         )
+
+    def _message_to_python(self, message: dict[str, Any], queue_name: str, q_url: str) -> Any:
+        """Return a message with the header in which quorum queues give the same count."""
+        payload = super()._message_to_python(message, queue_name, q_url)
+        if earlier := int(message.get("Attributes", {}).get(_RECEIVED_COUNT, 1)) - 1:
+            payload.setdefault("headers", {})[DELIVERY_COUNT] = earlier
+        return payload
 
     def _schedule_queue(self, queue: str) -> None:
         """Poll a queue once, unless there is no place for a message; then schedule the next poll.

@@ -82,10 +82,11 @@ def test_a_rollout_that_kills_its_workers_is_quarantined(deployment: Deployment)
     evidence = run.evidence()
     executions = evidence.starts()
     name = f"{run.slug}-g{poison:06d}-r0"
-    # Two workers die; then two processes of its own, as `max_lost` says.
-    assert executions.pop(name) == 4, losses(run)
+    # Two workers die; then two processes of its own, as `max_lost` says. One worker more dies where
+    # a worker ended before it had acknowledged the request, which then came again.
+    assert executions.pop(name) in (4, 5), losses(run)
     # Its neighbours were in those workers at most.
-    assert max(executions.values()) <= 3, losses(run)
+    assert max(executions.values()) <= 4, losses(run)
     for rollout in evidence.rollouts:
         if (rollout["group_no"], rollout["rollout_index"]) == (poison, 0):
             assert (rollout["state"], rollout["error_class"]) == ("failed", "poison")

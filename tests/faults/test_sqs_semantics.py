@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 from fixtures.stored_run import StoredRun
 from fixtures.waiting import wait_until
+from kombu import Producer
 
 from pipeline.collector import Collector
 from pipeline.contract.messages import Completion
 from pipeline.queue.broker import Broker, broker_of
 from pipeline.queue.completions import Delivery, OutcomeConsumer, OutcomePublisher
 from pipeline.queue.markers import MarkerSender
+from pipeline.queue.sqs_transport import DELIVERY_COUNT
 
 #: Long enough never to matter, and short enough to be waited for.
 LONG_S, SHORT_S = 60, 1
@@ -155,3 +157,20 @@ def test_messages_that_come_back_after_their_commit_change_nothing(
     take(collector, consumer, 4)
     assert story.everything() == before
     assert story.groups()[0]["n_succeeded"] == 4
+
+
+@pytest.mark.parametrize("visibility_s", [SHORT_S])
+def test_a_message_that_comes_again_says_how_often_it_came_before(broker):
+    queue = broker.queue("again")
+    with broker.connect() as connection:
+        Producer(connection).publish({}, routing_key=queue.name, exchange="", declare=[queue])
+        bound = queue(connection.default_channel)
+        counts: list[int] = []
+
+        def came_thrice() -> bool:
+            if (message := bound.get()) is not None:
+                counts.append(message.headers.get(DELIVERY_COUNT, 0))
+            return len(counts) == 3
+
+        wait_until(came_thrice, 20, seen=lambda: counts)
+    assert counts == [0, 1, 2]

@@ -48,8 +48,8 @@ def is_left_to_another() -> bool:
 def earlier_deliveries() -> int:
     """How often the broker delivered this thread's request before, as far as it says.
 
-    A worker that died before it could acknowledge a request is one reason. Quorum queues count
-    deliveries; other brokers say only that there was one, or nothing.
+    A worker that died before it could acknowledge a request is one reason. Quorum queues and SQS
+    count deliveries; Redis says only that there was one.
     """
     return getattr(_this_thread, "earlier_deliveries", 0)
 
