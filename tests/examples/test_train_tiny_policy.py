@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-STEPS = 12
+STEPS = 16
 GROUPS, ROLLOUTS = 8, 8
 
 
@@ -64,7 +64,7 @@ def test_a_policy_learns_while_worker_and_trainer_are_killed(tmp_path: Path):
 
     (curve,) = map(json.loads, saved.read_text().splitlines())
     killed = [(kill["process"], kill["step"]) for kill in curve["kills"]]
-    assert killed == [("worker", 3), ("trainer", 6), ("trainer", 9)]
+    assert killed == [("worker", STEPS // 4), ("trainer", STEPS // 2), ("trainer", STEPS * 3 // 4)]
     assert curve["attempts"] > STEPS * GROUPS * ROLLOUTS, "the killed worker had nothing under way"
     assert curve["trained_groups"] == curve["groups"]["consumed"] == STEPS * GROUPS
 

@@ -67,6 +67,14 @@ class SessionProcesses:
         Raises:
             AppError: It cannot be loaded.
         """
+        try:
+            await self._load()
+        except BaseException:
+            self._folder.cleanup()
+            raise
+        self._reader = asyncio.create_task(self._read())
+
+    async def _load(self) -> None:
         self._server = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -83,7 +91,6 @@ class SessionProcesses:
         if not report.get("loaded"):
             await self._server.communicate()
             raise AppError(f"{self._app} cannot be loaded: {report.get('error', 'it ended')}")
-        self._reader = asyncio.create_task(self._read())
 
     async def close(self) -> None:
         """End all sessions at once."""
