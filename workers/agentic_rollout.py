@@ -146,7 +146,7 @@ class AgenticRollout:
 
         Returns:
             A DataProto (verl's where verl is installed). With a tokenizer, the columns of
-            `workers.verl.token_rows.padded_columns`. A failed row has `failed` True, its `error`,
+            `pipeline.tokens.padding.padded_columns`. A failed row has `failed` True, its `error`,
             an empty response, and NaN for its reward.
         """
         from workers.verl.rollout_batch import batch_of, prompts_of

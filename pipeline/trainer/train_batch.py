@@ -7,7 +7,7 @@ trajectory is first asked for. Must not: lease or change anything.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 from uuid import UUID
@@ -16,7 +16,8 @@ from pipeline.contract.advantages import AdvantageKind, advantages_of
 from pipeline.contract.errors import InputError, NotAllowed
 from pipeline.contract.train_batch import BatchSpec
 from pipeline.contract.trajectory import TrajectoryRecord, unpack_record
-from pipeline.tokens.rows import TokenRow, rows_of
+from pipeline.tokens.padding import Array, padded_columns
+from pipeline.tokens.rows import Balance, TokenRow, rows_of, shard_rows
 from pipeline.tokens.segments import Segment, Segments, choose_segments, merge_calls
 from pipeline.tokens.token_body import SampledCall, unpack_tokens
 
@@ -86,7 +87,10 @@ class TrainGroup:
 
 @dataclass(frozen=True)
 class TrainBatch:
-    """The groups that one `(run, consumer, step)` leased; a second pull gives the same batch."""
+    """The groups that one `(run, consumer, step)` leased; a second pull gives the same batch.
+
+    A shard has all groups, and the rows of one rank.
+    """
 
     run: str
     consumer: str
@@ -94,6 +98,7 @@ class TrainBatch:
     groups: tuple[TrainGroup, ...]
     replayed: bool
     spec: BatchSpec = field(default_factory=BatchSpec)
+    _shard: tuple[TokenRow, ...] | None = field(default=None, repr=False, compare=False)
 
     def rollouts(self) -> Iterator[TrainRollout]:
         """Yield all rollouts, group by group."""
@@ -110,13 +115,66 @@ class TrainBatch:
             NotAllowed: The spec needs logprobs and a rollout has none, or allows one segment and a
                 rollout has several.
         """
-        return self._rows
+        return self._rows if self._shard is None else list(self._shard)
 
     @property
     def rows_missing(self) -> int:
-        """Rollouts that give no row."""
-        found = {row.rollout_id for row in self.rows()}
+        """Rollouts that give no row, of the whole batch."""
+        found = {row.rollout_id for row in self._rows}
         return sum(rollout.rollout_id not in found for rollout in self.rollouts())
+
+    def shard(self, rank: int, world_size: int, balance: Balance = "tokens") -> TrainBatch:
+        """Return this batch with the rows of one rank; each row belongs to exactly one rank.
+
+        All ranks pull the same step and get the same rows, so they agree without a message.
+        `groups` and `advantages` stay those of the whole batch. With more ranks than rows some
+        shards have no row.
+
+        Args:
+            rank: From 0 to `world_size - 1`.
+            world_size: Number of shards.
+            balance: `tokens` spreads single rows: the shards' tokens differ by the longest row at
+                most, and their numbers of rows by one. `groups` keeps the rows of a group together,
+                and spreads groups in the same way.
+
+        Raises:
+            InputError: There is no such rank, or no such balance.
+            NotAllowed: As `rows`.
+        """
+        return replace(self, _shard=tuple(shard_rows(self.rows(), rank, world_size, balance)))
+
+    def to_padded(
+        self,
+        prompt_length: int | None = None,
+        response_length: int | None = None,
+        pad_id: int = 0,
+    ) -> dict[str, Array]:
+        """Return the rows as padded arrays, one line for each of `rows()`, in verl's layout.
+
+        Args:
+            prompt_length: P, with None that of the longest prompt; longer prompts are cut at their
+                beginning. A prompt is all tokens before the first sampled one.
+            response_length: R, likewise; longer responses are cut at their end.
+            pad_id: The padding token.
+
+        Returns:
+            int64 `prompts` [B,P] padded at the left, `responses` [B,R] padded at the right,
+            `response_mask` [B,R] (1 on sampled tokens), `input_ids`, `attention_mask`,
+            `position_ids` [B,P+R]; float32 `rm_scores` [B,R], the rollout's reward at the last
+            response token, NaN without a reward, and no such array if no row has one; float32
+            `rollout_log_probs` [B,R], if all sampled tokens have a logprob.
+
+        Raises:
+            NotAllowed: As `rows`.
+        """
+        rows = self.rows()
+        return padded_columns(
+            rows,
+            [row.reward for row in rows],
+            pad_id=pad_id,
+            prompt_length=prompt_length,
+            response_length=response_length,
+        )
 
     def advantages(self, kind: AdvantageKind = "grpo") -> dict[UUID, float]:
         """Return the advantage of each rollout, by its id; all its segments get the same.

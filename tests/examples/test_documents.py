@@ -98,11 +98,14 @@ def test_a_trainer_reads_what_the_document_says(
     said = capsys.readouterr().out.splitlines()
     assert len(said) == 4
     assert all("answered" in line for line in said)
-    run_snippet("training.md", "batch.rows()", batch=client.pull(0, BatchSpec(groups=2)))
+    batch = client.pull(0, BatchSpec(groups=2))
     client.close()
+    run_snippet("training.md", "in batch.rows()", batch=batch)
     rows = capsys.readouterr().out.splitlines()
     assert len(rows) == 4
     assert all(" 0 3 1 " in line for line in rows)
+    run_snippet("training.md", "batch.shard(0, 2)", batch=batch)
+    assert capsys.readouterr().out == "(2, 3) 2\n"
 
 
 def test_a_trainer_publishes_and_prefetches_as_the_document_says(engine: Engine) -> None:

@@ -9,10 +9,11 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pipeline.tokens.padding import padded_columns
 from workers.core.conversation import begin_trajectory
 from workers.core.trajectory import Trajectory
 from workers.verl.data_proto import make_data_proto
-from workers.verl.token_rows import TokenRow, padded_columns, prompt_row, token_row
+from workers.verl.token_rows import TokenRow, prompt_row, token_row
 
 PROMPT_COLUMNS = ("raw_prompt", "messages", "content", "prompt", "question")
 

@@ -1,8 +1,8 @@
-"""Trajectories as token rows: padded prompts and responses, and a mask of what was sampled.
+"""Trajectories of the agent library as rows of a prompt and a response in tokens.
 
-Called for `AgenticRollout.generate_sequences`; the layout is verl's. A row has the token ids that
-the server recorded at sampling; the text is tokenised only if a call has none. Must not: mix the
-two in one row, or give a failed row a reward.
+Called for `AgenticRollout.generate_sequences`, which pads them by `pipeline/tokens/padding.py`. A
+row has the token ids that the server recorded at sampling; the text is tokenised only if a call has
+none. Must not: mix the two in one row.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ PLAIN_TEMPLATE = "{role}: {content}\n"
 class TokenRow:
     """One trajectory in tokens; `response_mask` is 1 on what the model sampled.
 
-    `log_probs` is None unless every sampled token has one.
+    `response_logprobs` is None unless every sampled token has one.
     """
 
     prompt_ids: list[int]
     response_ids: list[int] = field(default_factory=list)
     response_mask: list[int] = field(default_factory=list)
-    log_probs: list[float] | None = None
+    response_logprobs: list[float] | None = None
     is_recorded: bool = False
 
     def extend(self, ids: Sequence[int], sampled: bool, log_probs: Sequence[float] | None) -> None:
         """Append tokens to the response."""
         self.response_ids += ids
         self.response_mask += [int(sampled)] * len(ids)
-        if self.log_probs is not None:
+        if self.response_logprobs is not None:
             has_all = log_probs is not None and len(log_probs) == len(ids)
             if sampled and not has_all:
-                self.log_probs = None
+                self.response_logprobs = None
             else:
-                self.log_probs += log_probs if sampled and log_probs else [0.0] * len(ids)
+                self.response_logprobs += log_probs if sampled and log_probs else [0.0] * len(ids)
 
 
 def token_row(
@@ -66,70 +66,6 @@ def prompt_row(
     """Return the row of a trajectory without a reply."""
     chat = _Chat(tokenizer, tools)
     return TokenRow(chat.ids(chat.text(messages, ask=True)))
-
-
-def padded_columns(
-    rows: Sequence[TokenRow],
-    rewards: Sequence[float | None],
-    *,
-    pad_id: int,
-    prompt_length: int | None = None,
-    response_length: int | None = None,
-) -> dict[str, np.ndarray[Any, Any]]:
-    """Return the rows as arrays.
-
-    Args:
-        rows: One per trajectory.
-        rewards: One per row; None (not scored, or failed) becomes NaN and never 0.
-        pad_id: The padding token.
-        prompt_length: Width of the prompts, with None the longest; longer prompts are cut at their
-            beginning.
-        response_length: Width of the responses, likewise; longer responses are cut at their end.
-
-    Returns:
-        int64 `prompts` [B,P], `responses`, `response_mask` [B,R], `input_ids`, `attention_mask`,
-        `position_ids` [B,P+R]; float32 `rm_scores` [B,R], the reward at the last response token,
-        if any row has a reward; float32 `rollout_log_probs` [B,R] if all sampled tokens have one.
-    """
-    n = len(rows)
-    width_p = prompt_length or max((len(row.prompt_ids) for row in rows), default=0)
-    width_r = response_length or max((len(row.response_ids) for row in rows), default=0)
-    # A batch without any response still needs one column, for the NaN of "no reward".
-    width_r = max(width_r, 1)
-    prompts = np.full((n, width_p), pad_id, dtype=np.int64)
-    responses = np.full((n, width_r), pad_id, dtype=np.int64)
-    response_mask = np.zeros((n, width_r), dtype=np.int64)
-    attention_mask = np.zeros((n, width_p + width_r), dtype=np.int64)
-    log_probs = np.zeros((n, width_r), dtype=np.float32)
-    scores = np.zeros((n, width_r), dtype=np.float32)
-    for number, (row, reward) in enumerate(zip(rows, rewards, strict=True)):
-        prompt_ids = row.prompt_ids[max(0, len(row.prompt_ids) - width_p) :]
-        response_ids = row.response_ids[:width_r]
-        prompts[number, width_p - len(prompt_ids) :] = prompt_ids
-        responses[number, : len(response_ids)] = response_ids
-        response_mask[number, : len(response_ids)] = row.response_mask[:width_r]
-        attention_mask[number, width_p - len(prompt_ids) : width_p + len(response_ids)] = 1
-        log_probs[number, : len(response_ids)] = (row.log_probs or [0.0] * width_r)[
-            : len(response_ids)
-        ]
-        if reward is None:
-            scores[number] = np.nan
-        else:
-            scores[number, max(0, len(response_ids) - 1)] = reward
-    columns = {
-        "prompts": prompts,
-        "responses": responses,
-        "response_mask": response_mask,
-        "input_ids": np.concatenate([prompts, responses], axis=1),
-        "attention_mask": attention_mask,
-        "position_ids": np.clip(np.cumsum(attention_mask, axis=1) - 1, 0, None),
-    }
-    if any(reward is not None for reward in rewards):
-        columns["rm_scores"] = scores
-    answered = [row for row in rows if row.response_ids]
-    if answered and all(row.log_probs is not None for row in answered):
-        columns["rollout_log_probs"] = log_probs
-    return columns
 
 
 def _recorded_row(trajectory: Trajectory) -> TokenRow | None:

@@ -1,5 +1,4 @@
 import dataclasses
-import math
 import sys
 import types
 from typing import Any
@@ -12,7 +11,7 @@ from workers.core.model_response import ModelResponse
 np = pytest.importorskip("numpy")
 
 from workers.verl.data_proto import DataProto, has_verl  # noqa: E402
-from workers.verl.token_rows import TokenRow, padded_columns, token_row  # noqa: E402
+from workers.verl.token_rows import token_row  # noqa: E402
 
 PAD = 0
 
@@ -188,28 +187,6 @@ async def test_prompts_may_be_tokens():
     assert list(out.non_tensor_batch["response"]) == ["hi!"]
     with pytest.raises(ValueError, match="the batch has no prompts"):
         await rollout_of(echo).generate_sequences(batch)
-
-
-def test_the_reward_stands_at_the_last_response_token():
-    rows = [TokenRow([1], [2, 3], [1, 1]), TokenRow([1, 1], [2], [1]), TokenRow([1])]
-    columns = padded_columns(rows, [0.5, None, 1.0], pad_id=PAD)
-    scores = columns["rm_scores"]
-    assert scores.dtype == np.float32
-    assert scores[0].tolist() == [0, 0.5]
-    assert math.isnan(scores[1][0])
-    assert scores[2].tolist() == [1.0, 0]
-    assert "rm_scores" not in padded_columns(rows, [None, None, None], pad_id=PAD)
-
-
-def test_given_widths_cut_a_prompts_beginning_and_a_responses_end():
-    rows = [TokenRow([1, 2, 3], [4, 5, 6], [1, 0, 1], [-1.0, 0.0, -2.0])]
-    columns = padded_columns(rows, [1.0], pad_id=PAD, prompt_length=2, response_length=2)
-    assert columns["input_ids"].tolist() == [[2, 3, 4, 5]]
-    assert columns["response_mask"].tolist() == [[1, 0]]
-    assert columns["rollout_log_probs"].tolist() == [[-1.0, 0.0]]
-    assert columns["rm_scores"].tolist() == [[0.0, 1.0]]
-    wide = padded_columns(rows, [1.0], pad_id=PAD, prompt_length=4, response_length=4)
-    assert wide["input_ids"].tolist() == [[PAD, 1, 2, 3, 4, 5, 6, PAD]]
 
 
 async def test_a_reply_of_tool_calls_only_counts_as_sampled(script, calls):
