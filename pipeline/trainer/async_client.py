@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import NamedTuple, Self, TypeVar
 
 from pipeline.contract.errors import PipelineError
 from pipeline.contract.policy import PolicyMode
@@ -37,6 +37,20 @@ _LISTEN_S = 1.0
 T = TypeVar("T")
 
 
+class _Prefetch(NamedTuple):
+    """The pull of a step that was begun in advance."""
+
+    spec: BatchSpec | None
+    policy_version: int | None
+    pulling: asyncio.Task[TrainBatch]
+
+    @property
+    def found(self) -> bool:
+        """Whether the batch is there; an error that waiting does not mend counts as found."""
+        task = self.pulling
+        return task.done() and not task.cancelled() and not isinstance(task.exception(), NotReady)
+
+
 class AsyncTrainerClient:
     """Leases complete groups of one run to one consumer; see `TrainerClient`.
 
@@ -51,7 +65,7 @@ class AsyncTrainerClient:
         self._client = client
         self._statements = ThreadPoolExecutor(1, thread_name_prefix="rollout-trainer")
         self._listening = ThreadPoolExecutor(1, thread_name_prefix="rollout-trainer-wait")
-        self._prefetched: dict[int, asyncio.Task[TrainBatch]] = {}
+        self._prefetched: dict[int, _Prefetch] = {}
         self._renewing: asyncio.Task[None] | None = None
 
     @classmethod
@@ -84,14 +98,25 @@ class AsyncTrainerClient:
         policy_version: int | None = None,
         timeout_s: float | None = None,
     ) -> TrainBatch:
-        """Return the batch of this step, prefetched, leased now, or as before."""
-        if (prefetched := self._prefetched.pop(step, None)) is not None:
-            try:
-                return await prefetched
-            except NotReady:
-                # The prefetch had a timeout of its own; this call waits for as long as it says.
-                log.info("Step %d was not ready when it was prefetched.", step)
-        return await self._pull(step, spec, policy_version, timeout_s or 0.0)
+        """Return the batch of this step, prefetched, leased now, or as before.
+
+        Args:
+            step: See `TrainerClient.pull`.
+            spec: None: that of the prefetch, if there is one.
+            policy_version: None: that of the prefetch, if there is one.
+            timeout_s: Longest wait. None does not wait, but for a prefetch as long as that waits.
+        """
+        began = asyncio.get_running_loop().time()
+        if (prefetch := self._prefetched.get(step)) is not None:
+            spec = spec or prefetch.spec
+            policy_version = prefetch.policy_version if policy_version is None else policy_version
+            await asyncio.wait({prefetch.pulling}, timeout=timeout_s)
+            if prefetch.found:
+                del self._prefetched[step]
+                return prefetch.pulling.result()
+            await self._forget([step])
+        waited_s = asyncio.get_running_loop().time() - began
+        return await self._pull(step, spec, policy_version, max(0.0, (timeout_s or 0.0) - waited_s))
 
     async def _pull(
         self, step: int, spec: BatchSpec | None, policy_version: int | None, timeout_s: float
@@ -137,7 +162,7 @@ class AsyncTrainerClient:
             pulling = self._pull(step, spec, policy_version, timeout_s)
             task = asyncio.create_task(pulling, name=f"prefetch of step {step}")
             task.add_done_callback(_retrieve)
-            self._prefetched[step] = task
+            self._prefetched[step] = _Prefetch(spec, policy_version, task)
 
     async def commit(self, upto_step: int, *, checkpoint_uri: str | None = None) -> int:
         """Consume all batches up to this step."""
@@ -218,7 +243,7 @@ class AsyncTrainerClient:
         return await asyncio.get_running_loop().run_in_executor(self._statements, work)
 
     async def _forget(self, steps: list[int]) -> None:
-        tasks = [task for step in steps if (task := self._prefetched.pop(step, None))]
+        tasks = [self._prefetched.pop(step).pulling for step in steps if step in self._prefetched]
         for task in tasks:
             task.cancel()
         if tasks:

@@ -120,6 +120,15 @@ def test_a_prefetch_that_was_in_vain_is_pulled_again(story):
     assert run(story, work) == [4, 5]
 
 
+def test_a_pull_waits_for_a_prefetch_no_longer_than_it_says(story):
+    async def work(trainer: AsyncTrainerClient) -> None:
+        trainer.prefetch(0, BatchSpec(groups=9), timeout_s=600)
+        await trainer.pull(0, timeout_s=0.1)
+
+    with pytest.raises(NotReady, match="has 4 of 9 groups ready"):
+        run(story, work)
+
+
 def test_a_cancelled_pull_and_a_forgotten_prefetch_leave_nothing_behind(story):
     async def work(trainer: AsyncTrainerClient) -> None:
         trainer.prefetch(7, BatchSpec(groups=9))
