@@ -58,7 +58,7 @@ COMMANDS: Final = {
         "commit": ("batches:commit", "Consume the batches of all steps up to this one."),
         "policy": ("policy:policy", "Publish and list the versions of a policy."),
         "drop": ("drop:drop", "Keep a complete group from the trainers."),
-        "export": ("batches:export", "Write a run's rollouts to a file, one per line."),
+        "export": ("export:export", "Write a run's rollouts to a file, one per line."),
     },
     "Services": {
         "up": ("servers:up", "Start servers, a controller and workers in the background."),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import NamedTuple
 from uuid import UUID
 
@@ -24,15 +23,10 @@ from pipeline.store.dropped_groups import drop_unreadable
 from pipeline.store.engine import transact
 from pipeline.store.runs import Run
 from pipeline.store.status import run_state
-from pipeline.store.train_batch_rows import (
-    BatchGroup,
-    BatchRollout,
-    read_batch,
-    read_body_row,
-)
+from pipeline.store.train_batch_rows import BatchGroup, BatchRollout, read_batch
 from pipeline.store.train_batches import LeasedBatch, abandon_batch, hand_out_batch, lease_batch
-from pipeline.trainer.bodies import read_body, read_tokens
-from pipeline.trainer.train_batch import TrainBatch, TrainGroup, TrainRollout
+from pipeline.trainer.train_batch import TrainBatch
+from pipeline.trainer.train_groups import GroupReader
 
 log = logging.getLogger(__name__)
 
@@ -56,13 +50,6 @@ class _Rows(NamedTuple):
         return any(_is_elsewhere(row) for row in self.rollouts)
 
 
-class _Bodies(NamedTuple):
-    """What was read of a rollout: its tokens, or else the body of its trajectory."""
-
-    tokens: bytes
-    body: bytes | None
-
-
 class ConsumerBatches:
     """Leases and reads batches of one run for one consumer."""
 
@@ -79,6 +66,7 @@ class ConsumerBatches:
         self._run = run
         self._consumer = consumer
         self._payloads = payloads
+        self._reader = GroupReader(engine, payloads)
         self._lease_s = lease_s
 
     def take(
@@ -98,13 +86,13 @@ class ConsumerBatches:
             )
             if isinstance(rows, RunState):
                 return rows
-            bodies, unreadable = self._read(rows.rollouts)
+            bodies, unreadable = self._reader.read(rows.rollouts)
             if unreadable and rows.is_final:
                 raise self._not_repeatable(step, rows.groups, unreadable)
             if unreadable:
                 self._replace(step, rows, unreadable)
             elif rows.is_final or not rows.needs_store or self._hand_out(rows.leased):
-                groups = self._train_groups(rows, bodies)
+                groups = self._reader.groups(rows.groups, rows.rollouts, bodies)
                 return TrainBatch(
                     self._run.slug, self._consumer, step, groups, rows.leased.replayed, spec
                 )
@@ -124,23 +112,6 @@ class ConsumerBatches:
         if leased is None:
             return run_state(connection, self._run)
         return _Rows(leased, *read_batch(connection, leased.batch_id))
-
-    def _read(
-        self, rollouts: Sequence[BatchRollout]
-    ) -> tuple[dict[UUID, _Bodies], dict[UUID, UnreadableBody]]:
-        """Return the bodies by rollout, and the first error of each group that has one."""
-        bodies: dict[UUID, _Bodies] = {}
-        unreadable: dict[UUID, UnreadableBody] = {}
-        for row in rollouts:
-            if row.group_id in unreadable:
-                continue
-            try:
-                tokens = read_tokens(row, self._payloads)
-                body = None if tokens else read_body(row, self._payloads) or b""
-                bodies[row.rollout_id] = _Bodies(tokens, body)
-            except UnreadableBody as error:
-                unreadable[row.group_id] = error
-        return bodies, unreadable
 
     def _hand_out(self, leased: LeasedBatch) -> bool:
         return transact(self._engine, lambda connection: hand_out_batch(connection, leased))
@@ -202,46 +173,6 @@ class ConsumerBatches:
             for group in groups
             if group.group_id in unreadable
         ]
-
-    def _train_groups(self, rows: _Rows, bodies: Mapping[UUID, _Bodies]) -> tuple[TrainGroup, ...]:
-        members: dict[UUID, list[TrainRollout]] = {}
-        for row in rows.rollouts:
-            found = bodies[row.rollout_id]
-            rollout = TrainRollout(
-                rollout_id=row.rollout_id,
-                rollout_index=row.rollout_index,
-                reward=row.reward,
-                stop_reason=row.stop_reason,
-                attempt_no=row.attempt_no,
-                tokens=found.tokens,
-                codec=row.codec or "zstd+json",
-                version_min=row.version_min,
-                version_max=row.version_max,
-                _read_body=partial(self._body_of, row, found.body),
-            )
-            members.setdefault(row.group_id, []).append(rollout)
-        return tuple(
-            TrainGroup(
-                group_id=row.group_id,
-                group_no=row.group_no,
-                n_target=row.n_target,
-                prompt=row.payload,
-                rollouts=tuple(members.get(row.group_id, ())),
-                reward_mean=row.reward_mean,
-                reward_std=row.reward_std,
-            )
-            for row in rows.groups
-        )
-
-    def _body_of(self, row: BatchRollout, body: bytes | None) -> bytes:
-        """Return the body of a rollout; of one with tokens it is read when it is asked for."""
-        if body is not None:
-            return body
-        stored = transact(
-            self._engine,
-            lambda connection: read_body_row(connection, row.rollout_id, row.attempt_no),
-        )
-        return read_body(stored, self._payloads) or b""
 
 
 def _is_elsewhere(row: BatchRollout) -> bool:

@@ -18,6 +18,7 @@ from pipeline.contract.rollout import label_of
 from pipeline.queue.payloads import PayloadStore
 from pipeline.store.engine import BINARY, transact
 from pipeline.store.runs import Run
+from pipeline.store.train_batch_rows import count_group_numbers
 from pipeline.trainer.bodies import try_read_record
 from pipeline.trainer.export_files import (
     COLUMNS,
@@ -30,8 +31,6 @@ from pipeline.trainer.export_files import (
 
 #: Rollouts read at once, with their bodies: about 16 MB where every body has the largest size.
 _ROLLOUTS_AT_ONCE = 64
-
-_COUNT = text("SELECT coalesce(max(group_no) + 1, 0) FROM groups WHERE run_id = :run_id")
 
 # The attempt that won; of a rollout that failed, the last.
 _ROWS = text("""
@@ -85,7 +84,7 @@ def export_run(
 
     Raises:
         InputError: The file cannot be written.
-        ConfigError: The package for the format is not installed.
+        MissingExtra: The package for the format is not installed.
     """
     report = ExportReport()
     require_format(to)
@@ -105,9 +104,7 @@ def export_lines(
     No transaction is open while the caller has a line or the payload store is read.
     """
     report = report if report is not None else ExportReport()
-    end = transact(
-        engine, lambda connection: connection.execute(_COUNT, {"run_id": run.run_id}).scalar_one()
-    )
+    end = transact(engine, lambda connection: count_group_numbers(connection, run.run_id))
     groups = max(1, _ROLLOUTS_AT_ONCE // run.config.n)
     for first in range(0, end, groups):
         values = {"run_id": run.run_id, "first": first, "end": first + groups}

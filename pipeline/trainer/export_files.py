@@ -5,7 +5,6 @@ Used by `export.py`. Must not: know the store.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 import tempfile
@@ -15,8 +14,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, Protocol
 
-from pipeline.contract.errors import ConfigError, InputError
+from pipeline.contract.errors import InputError
 from pipeline.contract.trajectory import dump_json
+from pipeline.trainer.extras import require_extra
 
 Format = Literal["jsonl", "parquet"]
 
@@ -109,14 +109,10 @@ def require_format(to: Format) -> None:
     """Check that a format can be written here.
 
     Raises:
-        ConfigError: Its package is not installed.
+        MissingExtra: Its package is not installed.
     """
-    if to == "parquet" and importlib.util.find_spec("pyarrow") is None:
-        raise ConfigError(
-            "Parquet files need the package pyarrow.",
-            remedy='pip install "rollout-pipeline[parquet]"',
-            code="E112",
-        )
+    if to == "parquet":
+        require_extra("pyarrow", "parquet", use="Parquet files need")
 
 
 def open_writer(file: BinaryIO, to: Format, *, run: str) -> Writer:

@@ -1,18 +1,14 @@
-"""`rollout pull`, `commit`, `export`: a trainer's operations, by hand or from a script."""
+"""`rollout pull`, `commit`: a trainer's operations, by hand or from a script."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipeline.contract.errors import InputError
 from pipeline.contract.train_batch import BatchSpec
 from pipeline.queue.payloads import open_payloads
 from pipeline.trainer.client import TrainerClient
-from pipeline.trainer.export import export_run
-from pipeline.trainer.export_files import STDOUT
 from rollout.deployment import Deployment, opened
 from rollout.options import Json, RunName
 from rollout.output import note, print_json
@@ -23,8 +19,6 @@ if TYPE_CHECKING:
 
 Consumer = Annotated[str, typer.Option(metavar="NAME", help="The trainer; part of a batch's key.")]
 Step = Annotated[int, typer.Option(min=0, help="The trainer's step; part of a batch's key.")]
-
-_FORMATS = ("jsonl", "parquet")
 
 
 def pull(
@@ -77,53 +71,6 @@ def commit(
         print_json({"run": slug, "consumer": consumer, "step": step, "groups": consumed})
     else:
         print(f"{consumed} groups of run {slug} are consumed, up to step {step}.")
-
-
-def export(
-    ctx: typer.Context,
-    run: RunName,
-    to: Annotated[str, typer.Option("--to", metavar="jsonl|parquet", help="Format.")] = "jsonl",
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="File; `-` is stdout (default: RUN.FORMAT)."),
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Write a run's rollouts to a file, one per line.
-
-    Failed rollouts have an error instead of a reward.
-    """
-    if to not in _FORMATS:
-        raise InputError(f"There is no format {to!r}.", remedy=f"Known: {', '.join(_FORMATS)}.")
-    if output == STDOUT and (to != "jsonl" or as_json):
-        raise InputError("Only JSON Lines, and nothing else, can go to stdout.", remedy="Use -o.")
-    with opened(ctx) as deployment:
-        found = deployment.find_run(run)
-        path = output or Path(f"{found.slug}.{to}")
-        report = export_run(
-            deployment.engine,
-            found,
-            path,
-            to="parquet" if to == "parquet" else "jsonl",
-            payloads=open_payloads(deployment.settings),
-        )
-    if report.unfinished:
-        note(f"{report.unfinished} rollouts are not done and were left out.")
-    if report.unreadable:
-        note(f"{report.unreadable} trajectories are gone or damaged; their lines say so.")
-    if as_json:
-        print_json(
-            {
-                "run": found.slug,
-                "path": str(path),
-                "rollouts": report.rollouts,
-                "failed": report.failed,
-                "unfinished": report.unfinished,
-                "unreadable": report.unreadable,
-            }
-        )
-    elif output != STDOUT:
-        print(f"{report.rollouts} rollouts of run {found.slug} ({report.failed} failed): {path}")
 
 
 def batch_json(batch: TrainBatch) -> dict[str, Any]:

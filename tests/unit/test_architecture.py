@@ -321,6 +321,7 @@ def test_files_are_nouns_of_the_subject():
         ("pipeline.settings", ("celery", "sqlalchemy", "openai", "boto3")),
         ("workers.process.worker", ("sqlalchemy", "psycopg", "openai", "numpy")),
         ("pipeline.controller", ("openai", "anthropic")),
+        ("pipeline.trainer.adapters.segment_table", ("pyarrow", "datasets")),
     ],
 )
 def test_an_import_loads_nothing_that_it_does_not_need(module, never):

@@ -9,45 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fixtures.stored_run import StoredRun, answered
+from fixtures.stored_run import StoredRun
+from fixtures.token_runs import ONE, TWO, WITHOUT_LOGPROBS, Said, succeeded
 from sqlalchemy import Engine, text
 
 from pipeline.contract.errors import NotAllowed, UnreadableBody
-from pipeline.contract.messages import Completion
-from pipeline.contract.model_call import ModelCall
 from pipeline.contract.train_batch import BatchSpec
-from pipeline.contract.trajectory import digest_of, pack_record
 from pipeline.queue.claim_checks import check_out
 from pipeline.queue.payloads import FolderPayloads
 from pipeline.store.engine import transact
-from pipeline.store.rollouts import ClaimedAttempt
-from pipeline.tokens.prompt_prefixes import PromptPrefixes
-from pipeline.tokens.token_body import pack_tokens
 from pipeline.trainer.client import TrainerClient
 from pipeline.trainer.train_batch import TrainBatch
-
-Said = tuple[Sequence[int], Sequence[int], Sequence[float] | None]
-
-ONE: list[Said] = [([1, 2], [3, 4], [-0.5, -0.25]), ([1, 2, 3, 4, 5], [6], [-1.0])]
-TWO: list[Said] = [([1, 2], [3, 4], [-0.5, -0.25]), ([1, 2, 9], [6], [-1.0])]
-WITHOUT_LOGPROBS: list[Said] = [([1, 2], [3], None)]
-
-
-def succeeded(story: StoredRun, attempt: ClaimedAttempt, said: Sequence[Said]) -> Completion:
-    prefixes = PromptPrefixes()
-    calls = [
-        ModelCall(sequence=n, trainable=True, policy_version=5, tokens=prefixes.add(n, *each))
-        for n, each in enumerate(said)
-    ]
-    tokens = pack_tokens(calls)
-    fields: dict[str, Any] = {"body": pack_record(answered("7", calls=calls))}
-    if tokens:
-        fields |= {
-            "tokens": tokens,
-            "tokens_bytes": len(tokens),
-            "tokens_digest": digest_of(tokens),
-        }
-    return story.succeeded(attempt, float(attempt.rollout_index), **fields)
 
 
 def batch_of(engine: Engine, *said: Sequence[Said], **spec: Any) -> TrainBatch:

@@ -1,0 +1,1 @@
+"""Train batches in the forms of other libraries; each module needs its extra when it is used."""
