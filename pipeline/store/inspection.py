@@ -19,12 +19,15 @@ from pipeline.store.runs import Run, find_run
 
 
 class StoredBody(NamedTuple):
-    """The body of an attempt's trajectory, or its place in the payload store."""
+    """The body and the tokens of an attempt's trajectory, or their places in the payload store."""
 
     body: bytes | None
     body_uri: str | None
     body_digest: str | None
     codec: str | None
+    tokens: bytes | None = None
+    tokens_uri: str | None = None
+    tokens_digest: str | None = None
 
 
 #: `math7-g000013-r3-a1`, or a beginning of it that ends with a whole part.
@@ -58,7 +61,8 @@ WHERE r.rollout_id = :rollout_id
 """)
 
 _ATTEMPTS = text("""
-SELECT a.*, t.body, t.body_uri, t.body_digest, t.codec FROM attempts a
+SELECT a.*, t.body, t.body_uri, t.body_digest, t.codec, t.tokens, t.tokens_uri, t.tokens_digest
+FROM attempts a
 LEFT JOIN trajectories t USING (rollout_id, attempt_no)
 WHERE a.rollout_id = :rollout_id ORDER BY a.attempt_no
 """)
@@ -291,7 +295,7 @@ def _attempt(row: Any) -> dict[str, Any]:
         "calls_replayed": row.calls_replayed or 0,
         "replayed_from": row.replayed_from or [],
         "timings": row.timings,
-        "trajectory": StoredBody(row.body, row.body_uri, row.body_digest, row.codec)
+        "trajectory": StoredBody(*(getattr(row, name) for name in StoredBody._fields))
         if has_body
         else None,
     }

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pipeline.contract.trajectory import TrajectoryRecord
 from pipeline.queue.payloads import open_payloads
-from pipeline.store.inspection import find_group, find_rollout, read_group, read_rollout
+from pipeline.store.inspection import (
+    StoredBody,
+    find_group,
+    find_rollout,
+    read_group,
+    read_rollout,
+)
 from pipeline.store.runs import find_run
 from pipeline.store.samples import list_groups
 from pipeline.store.status import run_status
-from pipeline.trainer.bodies import read_record
+from pipeline.trainer.bodies import read_record, read_tokens
 from rollout.deployment import Deployment, opened
 from rollout.options import Json, RunName
 from rollout.output import print_json, print_table
 from rollout.rollout_tables import print_group, print_groups, print_messages, print_rollout
+from rollout.segment_tables import print_segments, segments_document
 from rollout.tables import print_status
+
+if TYPE_CHECKING:
+    from pipeline.tokens.segments import Segments
 
 show = typer.Typer(help="Show a run, a group or a rollout.", no_args_is_help=True)
 
@@ -91,17 +101,26 @@ def show_rollout(
     raw: Annotated[
         bool, typer.Option("--raw", help="Print the whole stored record as JSON.")
     ] = False,
+    tokens: Annotated[
+        bool,
+        typer.Option("--tokens", help="Print the recorded tokens as a trainer gets them."),
+    ] = False,
     attempt: Annotated[
-        int | None, typer.Option(min=1, help="Attempt of --messages, --raw (default: the winner).")
+        int | None,
+        typer.Option(
+            min=1, help="Attempt of --messages, --tokens and --raw (default: the winner)."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show a rollout: its attempts, scores and conversation."""
+    """Show a rollout: its attempts, scores, conversation and tokens."""
     with opened(ctx) as deployment:
         found = deployment.transact(
             lambda connection: read_rollout(connection, find_rollout(connection, rollout))
         )
-        record = _record(deployment, found, attempt) if messages or raw or as_json else None
+        stored = _stored(found, attempt)
+        record = _record(deployment, stored) if messages or raw or as_json else None
+        merged = _segments(deployment, stored) if tokens else None
     for each in found["attempts"]:
         del each["trajectory"]
     if raw and not as_json:
@@ -111,11 +130,14 @@ def show_rollout(
             found
             | {"messages": record.messages if record else []}
             | ({"record": record.model_dump() if record else None} if raw else {})
+            | (segments_document(merged) if merged else {})
         )
     else:
         print_rollout(found)
         if messages:
             print_messages(record)
+        if merged:
+            print_segments(merged)
 
 
 def _rows(values: dict[str, Any]) -> list[tuple[str, Any]]:
@@ -127,13 +149,24 @@ def _rows(values: dict[str, Any]) -> list[tuple[str, Any]]:
     ]
 
 
-def _record(
-    deployment: Deployment, found: dict[str, Any], attempt: int | None
-) -> TrajectoryRecord | None:
+def _stored(found: dict[str, Any], attempt: int | None) -> StoredBody | None:
     wanted = attempt or found["winner_attempt_no"]
     stored = [
         each["trajectory"]
         for each in found["attempts"]
         if each["trajectory"] is not None and wanted in (None, each["attempt_no"])
     ]
-    return read_record(stored[-1], open_payloads(deployment.settings)) if stored else None
+    return stored[-1] if stored else None
+
+
+def _record(deployment: Deployment, stored: StoredBody | None) -> TrajectoryRecord | None:
+    return read_record(stored, open_payloads(deployment.settings)) if stored else None
+
+
+def _segments(deployment: Deployment, stored: StoredBody | None) -> Segments:
+    # These modules load numpy, which no other command of this module needs.
+    from pipeline.tokens.segments import merge_calls
+    from pipeline.tokens.token_body import unpack_tokens
+
+    body = read_tokens(stored, open_payloads(deployment.settings)) if stored else b""
+    return merge_calls(unpack_tokens(body))

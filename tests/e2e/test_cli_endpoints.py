@@ -61,6 +61,9 @@ def test_what_was_submitted_without_an_endpoint_is_answered_by_the_workers_own(
     assert config_of(rollout, "sums")["base_url"] is None
     record = rollout.json("show", "rollout", "sums-g000000-r0", "--raw")["record"]
     assert {call["endpoint"] for call in record["calls"]} == {base_url}
+    segments = rollout.json("show", "rollout", "sums-g000000-r0", "--tokens")["segments"]
+    trained = sum(sum(segment["loss_mask"]) for segment in segments)
+    assert trained == sum(call["completion_tokens"] for call in record["calls"]) > 0
 
 
 def test_an_endpoint_that_the_workers_refuse_is_told_at_submit(up, folder):
