@@ -1,6 +1,6 @@
 """Checks of this machine and of the configured services; each problem has a remedy.
 
-Used by `rollout doctor`. Must not: change anything.
+Used by `rollout doctor`. Must not: change anything, or call a model more than once per endpoint.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 import typer
 from sqlalchemy import Engine, text
 
-from pipeline.contract.errors import PipelineError
+from pipeline.contract.errors import ModelError, PipelineError
 from pipeline.contract.url_secrets import hide_passwords
 from pipeline.embedded.postgres_programs import installations
 from pipeline.embedded.redis_programs import find_program
@@ -31,7 +31,8 @@ from pipeline.settings import Settings
 from pipeline.store import schema
 from pipeline.store.engine import place_of, transact
 from rollout.deployment import borrowed, engine_of, private_services, settings_of
-from rollout.endpoint import probe
+from rollout.endpoint import Probe, call_with_tokens, probe
+from workers.llm.providers import find_provider
 from workers.sandbox.kinds import choose_local, obstacle_of
 
 _PROBE_S = 2.0
@@ -74,16 +75,23 @@ def run_checks(ctx: typer.Context) -> Iterator[Check]:
         yield _failed("settings", error)
         return
     yield Check("settings", "ok", f"data directory {settings.data_dir}")
-    urls = settings.llm.base_urls or (None,)
-    for name, look in (
-        ("database", _database),
-        ("broker", _broker),
-        *(("model endpoint", partial(_endpoint, url=url)) for url in urls),
-        ("disk", _disk),
-        ("payloads", _payloads),
-        ("sandbox", _sandbox),
-    ):
+    yield _guarded("database", _database, settings)
+    yield _guarded("broker", _broker, settings)
+    yield from check_endpoints(settings)
+    for name, look in (("disk", _disk), ("payloads", _payloads), ("sandbox", _sandbox)):
         yield _guarded(name, look, settings)
+
+
+def check_endpoints(settings: Settings) -> Iterator[Check]:
+    """Yield for each endpoint of the settings whether it answers and returns token ids."""
+    if not settings.llm.base_urls:
+        remedy = "Set OPENAI_BASE_URL, or give each run --base-url."
+        yield Check("model endpoint", "warning", "none is named", remedy)
+    for url in settings.llm.base_urls:
+        found = probe(settings, url)
+        yield _endpoint(hide_passwords(url), found)
+        if found.error is None:
+            yield _guarded("token ids", partial(_token_ids, url=url, found=found), settings)
 
 
 def _guarded(name: str, look: Callable[[Settings], Check], settings: Settings) -> Check:
@@ -177,12 +185,7 @@ def _private_state(settings: Settings, server: str, find: Callable[[], object]) 
     return Check(name, "ok", f"a private {server} will be started when it is needed")
 
 
-def _endpoint(settings: Settings, url: str | None) -> Check:
-    if url is None:
-        remedy = "Set OPENAI_BASE_URL, or give each run --base-url."
-        return Check("model endpoint", "warning", "none is named", remedy)
-    found = probe(settings, url)
-    url = hide_passwords(url)
+def _endpoint(url: str, found: Probe) -> Check:
     if found.right_url:
         remedy = f"Set OPENAI_BASE_URL={hide_passwords(found.right_url)}"
         return Check("model endpoint", "failed", f"{url}: {found.error}", remedy, 3)
@@ -193,6 +196,55 @@ def _endpoint(settings: Settings, url: str | None) -> Check:
         remedy = "Check the key (OPENAI_API_KEY) and that the address ends with /v1."
         return Check("model endpoint", "warning", f"{url}: {found.error}", remedy)
     return Check("model endpoint", "ok", f"{url}: {', '.join(found.models[:5]) or 'no models'}")
+
+
+def _token_ids(settings: Settings, url: str, found: Probe) -> Check:
+    """Make one model call, and say what a trainer would miss in its answer."""
+    shown, named = hide_passwords(url), settings.llm.server
+    if find_provider(base_url=url).host:
+        return Check("token ids", "ok", f"{shown}: not asked for; runs there record text alone")
+    model = settings.llm.model or (found.models[0] if len(found.models) == 1 else None)
+    if model is None:
+        detail = f"{shown}: not tried, because no model is named"
+        return Check("token ids", "warning", detail, "Set ROLLOUT_LLM__MODEL.")
+    try:
+        kind, response = call_with_tokens(settings, url, model)
+    except ModelError as error:
+        detail = f"{shown}: a call of {model} failed: {error}"
+        remedy = "Check the model's name (ROLLOUT_LLM__MODEL) and the server's log."
+        if named != "auto":
+            remedy += f" ROLLOUT_LLM__SERVER={named} decides which fields are sent."
+        return Check("token ids", "warning", detail, remedy)
+    lacks = [
+        name
+        for name, value in (
+            ("prompt ids", response.prompt_token_ids),
+            ("completion ids", response.completion_token_ids),
+            ("logprobs", response.logprobs),
+        )
+        if value is None
+    ]
+    if not lacks:
+        return Check("token ids", "ok", f"{shown}: {model} returns ids and logprobs ({kind})")
+    why = response.metadata.get("token_refusal")
+    detail = f"{shown}: {model} ({kind}) returns no {', no '.join(lacks)}"
+    detail += f" ({why})" if why else ""
+    return Check("token ids", "warning", detail, _remedy_for_ids(kind, named, lacks))
+
+
+def _remedy_for_ids(kind: str, named: str, lacks: Sequence[str]) -> str:
+    if kind == "openai" and named == "openai":
+        return "For training: set ROLLOUT_LLM__SERVER=auto; with `openai` no ids are asked for."
+    if kind == "openai":
+        return (
+            "For training: serve the model with vLLM 0.10.2 or SGLang. If it is one of them behind "
+            "a proxy, set ROLLOUT_LLM__SERVER=vllm or sglang."
+        )
+    if list(lacks) == ["logprobs"]:
+        return "For training: let the server, or the proxy before it, answer `logprobs: true`."
+    upgrade = "vLLM returns ids from 0.10.2 on" if kind == "vllm" else "SGLang must be recent"
+    other = f" Is ROLLOUT_LLM__SERVER={named} right?" if named != "auto" else ""
+    return f"For training: upgrade the server ({upgrade}), or the proxy before it.{other}"
 
 
 def _disk(settings: Settings) -> Check:

@@ -225,6 +225,7 @@ def test_the_doctor_finds_nothing_wrong_where_all_is_well(rollout, offline_polic
             "database": "ok",
             "broker": "ok",
             "model endpoint": "ok",
+            "token ids": "ok",
             "payloads": "ok",
         }.items()
     )

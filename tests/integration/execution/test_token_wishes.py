@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -14,7 +15,9 @@ from fixtures.stored_run import StoredRun
 from pipeline.contract.rollout import RunPurpose
 from pipeline.contract.run import RunConfig
 from pipeline.contract.trajectory import unpack_record
+from pipeline.settings import load_settings
 from pipeline.tokens.token_body import unpack_tokens
+from rollout.checks import check_endpoints
 
 IDS = {"prompt_token_ids": [1, 2]}
 CHOICE = {"token_ids": [3], "logprobs": {"content": [{"token": "4", "logprob": -0.5}]}}
@@ -30,6 +33,8 @@ class Server(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.bodies: list[dict[str, Any]] = []
+        self.answers = threading.Event()
+        self.answers.set()
 
     @property
     def base_url(self) -> str:
@@ -40,6 +45,9 @@ class Handler(BaseHTTPRequestHandler):
     server: Server
 
     def do_GET(self) -> None:
+        if self.path == "/v1/models":
+            self._send({"data": [{"id": "m"}]}, 200)
+            return
         roots = {"vllm": "/version", "sglang": "/get_server_info"}
         found = roots.get(self.server.kind) == self.path
         self._send({"version": "1"} if found else {}, 200 if found else 404)
@@ -47,6 +55,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
         self.server.bodies.append(asked)
+        self.server.answers.wait(10)
         choice: dict[str, Any] = {"message": {"content": "42"}, "finish_reason": "stop"}
         body: dict[str, Any] = {"choices": [choice]}
         if asked.get("return_token_ids") and self.server.kind == "openai":
@@ -65,7 +74,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("content-length", str(len(data)))
         self.end_headers()
-        self.wfile.write(data)
+        with suppress(BrokenPipeError):
+            self.wfile.write(data)
 
     def log_message(self, *_: Any) -> None:
         pass
@@ -138,6 +148,55 @@ def test_a_server_behind_a_proxy_is_named_by_a_setting(engine, make_worker, serv
 def test_a_run_without_tokens_asks_for_none_and_keeps_none(engine, make_worker, server):
     assert work(engine, make_worker, server, tokens="off").tokens == b""
     assert "return_token_ids" not in server.bodies[0]
+
+
+def told_by_doctor(tmp_path: Any, server: Server, llm: Any = None) -> tuple[str, str, str]:
+    """Return status, detail and remedy of the doctor's check of token ids."""
+    settings = load_settings(
+        overrides={"llm": {"base_url": server.base_url, **(llm or {})}}, start=tmp_path
+    )
+    endpoint, tokens = check_endpoints(settings)
+    assert (endpoint.name, endpoint.status, tokens.name) == ("model endpoint", "ok", "token ids")
+    assert len(server.bodies) == 1, "the doctor makes one call"
+    return tokens.status, tokens.detail, tokens.remedy
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+def test_the_doctor_finds_ids_by_one_call_of_one_token(tmp_path, server, kind):
+    server.kind = kind
+    status, detail, remedy = told_by_doctor(tmp_path, server)
+    assert (status, remedy) == ("ok", "")
+    assert f"m returns ids and logprobs ({kind})" in detail
+    assert server.bodies[0]["max_tokens"] == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "gives_ids", "llm", "lack", "remedy"),
+    [
+        ("openai", True, {}, "no prompt ids", "behind a proxy, set ROLLOUT_LLM__SERVER=vllm"),
+        ("vllm", True, {"server": "openai"}, "no prompt ids", "set ROLLOUT_LLM__SERVER=auto"),
+        ("vllm", False, {}, "no completion ids", "vLLM returns ids from 0.10.2 on"),
+        ("sglang", False, {"server": "vllm"}, "no logprobs", "Is ROLLOUT_LLM__SERVER=vllm right?"),
+        ("openai", True, {"server": "vllm"}, "unknown field", "ROLLOUT_LLM__SERVER=vllm decides"),
+    ],
+)
+def test_the_doctor_names_what_is_missing_and_the_setting(
+    tmp_path, server, kind, gives_ids, llm, lack, remedy
+):
+    server.kind, server.gives_ids = kind, gives_ids
+    status, detail, to_do = told_by_doctor(tmp_path, server, llm)
+    assert status == "warning"
+    assert lack in detail
+    assert remedy in to_do
+
+
+def test_the_doctor_does_not_wait_for_a_call_that_is_never_answered(tmp_path, server, monkeypatch):
+    monkeypatch.setattr("rollout.endpoint.CALL_S", 0.1)
+    server.answers.clear()
+    status, detail, _ = told_by_doctor(tmp_path, server)
+    server.answers.set()
+    assert status == "warning"
+    assert "No answer came within 0.1 s" in detail
 
 
 def test_several_replicas_are_asked_each_in_its_words(engine, make_worker, server):
