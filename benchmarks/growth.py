@@ -31,6 +31,7 @@ from benchmarks.store_subject import (
 )
 from pipeline.contract.train_batch import BatchSpec
 from pipeline.queue.payloads import FolderPayloads
+from pipeline.store.batch_leases import lease_batch
 from pipeline.store.engine import transact
 from pipeline.store.inspection import errors_by_class
 from pipeline.store.operations import begin_cancel, cancel_rollouts
@@ -38,7 +39,6 @@ from pipeline.store.outcomes import record_outcomes
 from pipeline.store.rollouts import ClaimedAttempt, claim
 from pipeline.store.runs import get_run
 from pipeline.store.status import run_status
-from pipeline.store.train_batches import lease_batch
 from pipeline.trainer.client import TrainerClient
 from pipeline.trainer.export import export_lines
 

@@ -26,7 +26,9 @@ class BatchSpec:
     """The batch that one trainer step asks for.
 
     Args:
-        groups: Groups in a batch.
+        groups: Groups in a batch; 16 if neither `groups` nor `tokens` is given.
+        tokens: Instead of `groups`: the batch ends with the group with which its usable rollouts
+            have this many sampled tokens, as their server counted them.
         min_group_size: Usable rollouts that a group must have; capped at the group's n.
         require_full_groups: Skip groups with fewer than n usable rollouts.
         segments: Segments of a rollout that become rows: `all`, the `last`, the `longest`, or
@@ -44,7 +46,8 @@ class BatchSpec:
             which they became ready.
     """
 
-    groups: int = DEFAULT_GROUPS
+    groups: int | None = None
+    tokens: int | None = None
     min_group_size: int = 2
     require_full_groups: bool = False
     segments: SegmentChoice = "all"
@@ -57,8 +60,13 @@ class BatchSpec:
     order: Order = "oldest_version"
 
     def __post_init__(self) -> None:
-        if self.groups < 1 or self.min_group_size < 1:
-            raise ValueError("groups and min_group_size must be at least 1")
+        if self.groups is None and self.tokens is None:
+            object.__setattr__(self, "groups", DEFAULT_GROUPS)
+        if self.groups is not None and self.tokens is not None:
+            raise ValueError("groups and tokens exclude each other: give one of them")
+        for name in ("groups", "tokens", "min_group_size"):
+            if (least := getattr(self, name)) is not None and least < 1:
+                raise ValueError(f"{name} must be at least 1")
         for name, choices in (("segments", SegmentChoice), ("truncated", TruncatedChoice)):
             if getattr(self, name) not in get_args(choices):
                 raise ValueError(f"{name} must be one of {', '.join(get_args(choices))}")
@@ -66,6 +74,11 @@ class BatchSpec:
             raise ValueError("max_staleness must be at least 0, or None")
         if self.group_deadline_s is not None and self.group_deadline_s <= 0:
             raise ValueError("group_deadline_s must be above 0, or None")
+        if self.group_deadline_s is not None and self.require_full_groups:
+            raise ValueError(
+                "require_full_groups and group_deadline_s exclude each other: a group that is "
+                "closed at its deadline is not full"
+            )
         if self.order not in get_args(Order):
             raise ValueError(f"order must be one of {', '.join(get_args(Order))}")
         if unknown := set(self.requeue) - set(get_args(Requeue)):
@@ -117,12 +130,14 @@ class NotReady(PipelineError):
     code = "E141"
     exit_code = 5
 
-    def __init__(self, stats: PipelineStats, *, wanted: int) -> None:
-        what = (
-            f"Run {stats.run} has no further groups: all are consumed or dropped."
-            if stats.drained
-            else f"Run {stats.run} has {stats.groups['ready']} of {wanted} groups ready."
-        )
+    def __init__(self, stats: PipelineStats, spec: BatchSpec) -> None:
+        ready = stats.groups["ready"]
+        if stats.drained:
+            what = f"Run {stats.run} has no further groups: all are consumed or dropped."
+        elif spec.tokens is None:
+            what = f"Run {stats.run} has {ready} of {spec.groups} groups ready."
+        else:
+            what = f"Run {stats.run} has too few groups ready for {spec.tokens} tokens: {ready}."
         why = [stats.why or "", *stats.waits]
         super().__init__(what, why=" ".join(filter(None, why)), remedy=_remedy(stats))
         self.stats = stats

@@ -15,10 +15,10 @@ from sqlalchemy import Connection, text
 from pipeline.contract.activity import RunActivity
 from pipeline.contract.rollout import DropReason, GroupState, RolloutState, RunState
 from pipeline.contract.run import RunConfig
-from pipeline.contract.train_batch import PipelineStats
+from pipeline.contract.train_batch import BatchSpec, PipelineStats
 from pipeline.store.accounting import Accounting, account
 from pipeline.store.activity import describe_failing_tools, describe_missing_calls, run_activity
-from pipeline.store.capacity import run_capacity
+from pipeline.store.capacity import count_ready_tokens, run_capacity
 from pipeline.store.processes import ALIVE_S
 from pipeline.store.reward_error import GROUP_SUMS, STDERR, prompt_sums
 from pipeline.store.run_health import is_failing
@@ -230,7 +230,7 @@ def _run_status(
     started: Collection[str] = (),
     *,
     consumer: str | None = None,
-    wanted: int | None = None,
+    spec: BatchSpec | None = None,
     explains: bool = False,
 ) -> RunStatus:
     query = _STATUS.format(prompt_sums=sums, stderr=STDERR)
@@ -267,7 +267,9 @@ def _run_status(
         capacity=capacity if run.config.is_admitted else None,
     )
     trainer = capacity and TrainerFacts(
-        wanted=wanted or capacity.groups_per_step,
+        wanted=(spec and spec.groups) or capacity.groups_per_step,
+        wanted_tokens=spec and spec.tokens,
+        ready_tokens=count_ready_tokens(connection, run) if spec and spec.tokens else 0,
         groups=groups,
         drops=drops,
         equal_rewards=equal,
@@ -320,7 +322,7 @@ WHERE run_id = :run_id AND state = 'leased' AND consumer <> :consumer
 
 
 def run_stats(
-    connection: Connection, run: Run, *, consumer: str | None = None, wanted: int | None = None
+    connection: Connection, run: Run, *, consumer: str | None = None, spec: BatchSpec | None = None
 ) -> PipelineStats:
     """Return a run's figures as the trainer client hands them out to a consumer.
 
@@ -328,12 +330,10 @@ def run_stats(
         connection: An open transaction.
         run: The run.
         consumer: Who asks; None: a person.
-        wanted: Groups that the trainer waits for; None: as many as a step of the run takes.
+        spec: The batch that the trainer waits for; None: the groups of one step of the run.
     """
     # Without the standard error, which trainers do not get, the sums over groups are enough.
-    status = _run_status(
-        connection, run, GROUP_SUMS, consumer=consumer, wanted=wanted, explains=True
-    )
+    status = _run_status(connection, run, GROUP_SUMS, consumer=consumer, spec=spec, explains=True)
     return PipelineStats(
         run=status.run,
         state=str(status.state),

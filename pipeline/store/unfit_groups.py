@@ -1,6 +1,6 @@
 """Ready groups that a pull does not take: too old for the trainer's version, or of equal rewards.
 
-Used by `train_batches.py` inside the transaction of a pull, which locks no group before these. They
+Used by `batch_leases.py` inside the transaction of a pull, which locks no group before these. They
 are dropped, and enqueued afresh where the batch spec asks for it. Must not: lease.
 """
 

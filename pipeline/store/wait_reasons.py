@@ -45,21 +45,23 @@ class WaitFacts:
 class TrainerFacts:
     """The figures that a trainer's wait is explained by."""
 
-    wanted: int
+    wanted: int  #: groups, unless the batch is one of tokens
     groups: Mapping[str, int]  #: by state
     drops: Mapping[str, int]  #: by reason
     equal_rewards: Mapping[str, int]  #: groups dropped for their variance, by the reward
     leased_elsewhere: int
+    wanted_tokens: int | None = None
+    ready_tokens: int = 0  #: sampled tokens of the ready groups; 0 unless some are wanted
 
 
 def explain_trainer_wait(facts: TrainerFacts, run: WaitFacts) -> str:
     """Return the reason why a trainer waits, as one sentence with its numbers."""
     ready, n_open = facts.groups["ready"], facts.groups["open"]
     is_over = run.state in (RunState.FINISHED, RunState.CANCELLED)
-    if ready >= facts.wanted:
-        are = "group is" if ready == 1 else "groups are"
+    wanted, are_ready, is_enough = _demand(facts)
+    if is_enough:
         return (
-            f"{ready} {are} ready and the trainer asks for {facts.wanted}: it can pull, unless its "
+            f"{are_ready} and the trainer asks for {wanted}: it can pull, unless its "
             "batch asks for more usable rollouts than they have."
         )
     if is_over and not ready and not facts.leased_elsewhere:
@@ -74,8 +76,22 @@ def explain_trainer_wait(facts: TrainerFacts, run: WaitFacts) -> str:
     if facts.leased_elsewhere:
         parts.append(f"{facts.leased_elsewhere} groups are leased to other consumers")
     parts.append(_past(facts))
-    asked = f"The trainer waits for {facts.wanted} groups and {ready} are ready"
+    if facts.wanted_tokens is None:
+        asked = f"The trainer waits for {wanted} groups and {ready} are ready"
+    else:
+        asked = f"The trainer waits for {wanted} and {are_ready}"
     return f"{asked}: {', '.join(parts)}."
+
+
+def _demand(facts: TrainerFacts) -> tuple[str, str, bool]:
+    """Return what the trainer asks for, what is ready of it, and whether that is enough."""
+    ready = facts.groups["ready"]
+    groups, are = ("group", "is") if ready == 1 else ("groups", "are")
+    if facts.wanted_tokens is None:
+        return str(facts.wanted), f"{ready} {groups} {are} ready", ready >= facts.wanted
+    are_ready = f"{ready} {groups} with {facts.ready_tokens} {are} ready"
+    is_enough = facts.ready_tokens >= facts.wanted_tokens
+    return f"{facts.wanted_tokens} sampled tokens", are_ready, is_enough
 
 
 def _past(facts: TrainerFacts) -> str:

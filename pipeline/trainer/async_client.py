@@ -24,7 +24,7 @@ from pipeline.contract.train_batch import (
     ResumeInfo,
 )
 from pipeline.settings import Settings
-from pipeline.trainer.client import Later, TrainerClient
+from pipeline.trainer.client import Later, TrainerClient, VersionOfStep, no_version
 from pipeline.trainer.train_batch import TrainBatch
 
 log = logging.getLogger(__name__)
@@ -201,22 +201,25 @@ class AsyncTrainerClient:
         """Return how many groups may be begun now."""
         return await self._do(self._client.capacity)
 
-    async def stats(self, *, wanted: int | None = None) -> PipelineStats:
+    async def stats(self, spec: BatchSpec | None = None) -> PipelineStats:
         """Return the figures of the run and the reasons why it is not finished."""
-        return await self._do(lambda: self._client.stats(wanted=wanted))
+        return await self._do(lambda: self._client.stats(spec))
 
     async def stream(
         self,
         spec: BatchSpec | None = None,
         *,
         start_step: int | None = None,
+        policy_version: VersionOfStep = no_version,
         timeout_s: float = 600.0,
     ) -> AsyncIterator[TrainBatch]:
         """Yield batch after batch until the run has no more; the caller commits."""
         step = await self._do(self._client.next_step) if start_step is None else start_step
         while True:
             try:
-                batch = await self.pull(step, spec, timeout_s=timeout_s)
+                batch = await self.pull(
+                    step, spec, policy_version=policy_version(step), timeout_s=timeout_s
+                )
             except NotReady as error:
                 if error.drained:
                     return

@@ -19,12 +19,13 @@ from pipeline.contract.rollout import DropReason, RunState, group_label_of
 from pipeline.contract.train_batch import BatchSpec
 from pipeline.queue.claim_checks import E_BODY_GONE
 from pipeline.queue.payloads import E_PAYLOADS, PayloadStore
+from pipeline.store.batch_leases import LeasedBatch, hand_out_batch, lease_batch
 from pipeline.store.dropped_groups import drop_unreadable
 from pipeline.store.engine import transact
 from pipeline.store.runs import Run
 from pipeline.store.status import run_state
 from pipeline.store.train_batch_rows import BatchGroup, BatchRollout, read_batch
-from pipeline.store.train_batches import LeasedBatch, abandon_batch, hand_out_batch, lease_batch
+from pipeline.store.train_batches import abandon_batch
 from pipeline.trainer.train_batch import TrainBatch
 from pipeline.trainer.train_groups import GroupReader
 

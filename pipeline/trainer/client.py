@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, get_args
 
 from sqlalchemy import Engine
@@ -21,6 +21,7 @@ from pipeline.contract.train_batch import BatchSpec, NotReady, PipelineStats, Re
 from pipeline.embedded import EmbeddedServices
 from pipeline.queue.payloads import PayloadStore, open_payloads
 from pipeline.settings import Settings, load_settings
+from pipeline.store.batch_leases import renew_leases
 from pipeline.store.capacity import run_capacity
 from pipeline.store.engine import READY_CHANNEL, Listener, open_engine, transact
 from pipeline.store.policies import publish_policy
@@ -33,7 +34,6 @@ from pipeline.store.train_batches import (
     commit_batches,
     forget_lost_batches,
     list_steps,
-    renew_leases,
 )
 from pipeline.trainer.batches import ConsumerBatches
 from pipeline.trainer.train_batch import TrainBatch
@@ -44,6 +44,12 @@ _POLL_S = 2.0
 
 #: What becomes of the steps after a checkpoint.
 Later = Literal["replay", "ready", "afresh"]
+#: Given a step, the version of the weights that it trains; None: no group is too old.
+VersionOfStep = Callable[[int], int | None]
+
+
+def no_version(step: int) -> None:
+    """Let no group be too old, whatever the step."""
 
 
 class TrainerClient:
@@ -165,9 +171,9 @@ class TrainerClient:
             return pulled
         # The figures are costly in a large run, so they are not read at each wake-up.
         if is_last_try or pulled in (RunState.FINISHED, RunState.CANCELLED):
-            stats = self.stats(wanted=spec.groups)
+            stats = self.stats(spec)
             if is_last_try or stats.drained:
-                raise NotReady(stats, wanted=spec.groups)
+                raise NotReady(stats, spec)
         return None
 
     def wait_for_groups(self, timeout_s: float) -> None:
@@ -310,17 +316,15 @@ class TrainerClient:
         """
         return transact(self._engine, lambda c: run_capacity(c, self._run).free)
 
-    def stats(self, *, wanted: int | None = None) -> PipelineStats:
+    def stats(self, spec: BatchSpec | None = None) -> PipelineStats:
         """Return the figures of the run and the reasons why it is not finished.
 
         Args:
-            wanted: Groups that the trainer waits for; None: as many as the run's step takes.
+            spec: The batch that the trainer waits for; None: the groups of one step of the run.
         """
         return transact(
             self._engine,
-            lambda connection: run_stats(
-                connection, self._run, consumer=self._consumer, wanted=wanted
-            ),
+            lambda connection: run_stats(connection, self._run, consumer=self._consumer, spec=spec),
         )
 
     def stream(
@@ -328,6 +332,7 @@ class TrainerClient:
         spec: BatchSpec | None = None,
         *,
         start_step: int | None = None,
+        policy_version: VersionOfStep = no_version,
         timeout_s: float = 600.0,
     ) -> Iterator[TrainBatch]:
         """Yield batch after batch until the run has no more; the caller commits.
@@ -335,6 +340,7 @@ class TrainerClient:
         Args:
             spec: The size of each batch.
             start_step: The first step; None: the one after the last that was committed.
+            policy_version: Given a step, the version of the weights that it trains, as in `pull`.
             timeout_s: Longest wait for a batch.
 
         Raises:
@@ -343,7 +349,9 @@ class TrainerClient:
         step = self.next_step() if start_step is None else start_step
         while True:
             try:
-                batch = self.pull(step, spec, timeout_s=timeout_s)
+                batch = self.pull(
+                    step, spec, policy_version=policy_version(step), timeout_s=timeout_s
+                )
             except NotReady as error:
                 if error.drained:
                     return

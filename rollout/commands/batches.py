@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipeline.contract.train_batch import BatchSpec
+from pipeline.contract.errors import InputError
+from pipeline.contract.train_batch import DEFAULT_STALENESS, BatchSpec
 from pipeline.queue.payloads import open_payloads
 from pipeline.trainer.client import TrainerClient
 from rollout.deployment import Deployment, opened
@@ -26,11 +27,23 @@ def pull(
     run: RunName,
     consumer: Consumer,
     step: Step,
-    groups: Annotated[int, typer.Option(min=1, help="Groups in the batch.")] = 16,
+    groups: Annotated[
+        int | None, typer.Option(min=1, help="Groups in the batch (default: 16).")
+    ] = None,
+    tokens: Annotated[
+        int | None, typer.Option(min=1, help="Sampled tokens in the batch, instead of groups.")
+    ] = None,
     min_group_size: Annotated[int, typer.Option(min=1, help="Usable rollouts of a group.")] = 2,
     full: Annotated[
         bool, typer.Option("--full", help="Only groups without an error rollout.")
     ] = False,
+    policy_version: Annotated[
+        int | None,
+        typer.Option(min=0, help="Version of the weights being trained; older groups are dropped."),
+    ] = None,
+    max_staleness: Annotated[
+        int, typer.Option(min=0, help="Versions that a group may be behind --policy-version.")
+    ] = DEFAULT_STALENESS,
     timeout_s: Annotated[float, typer.Option(min=0, help="Longest wait for the groups.")] = 0.0,
     as_json: Json = False,
 ) -> None:
@@ -38,9 +51,19 @@ def pull(
 
     Repeating a step gives the same groups in the same order.
     """
-    spec = BatchSpec(groups=groups, min_group_size=min_group_size, require_full_groups=full)
+    if groups is not None and tokens is not None:
+        raise InputError("--groups and --tokens exclude each other.", remedy="Give one of them.")
+    spec = BatchSpec(
+        groups=groups,
+        tokens=tokens,
+        min_group_size=min_group_size,
+        require_full_groups=full,
+        max_staleness=max_staleness,
+    )
     with opened(ctx) as deployment:
-        batch = _client(deployment, run, consumer).pull(step, spec, timeout_s=timeout_s)
+        batch = _client(deployment, run, consumer).pull(
+            step, spec, policy_version=policy_version, timeout_s=timeout_s
+        )
     if as_json:
         print_json(batch_json(batch))
     else:

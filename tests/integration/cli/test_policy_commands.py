@@ -71,3 +71,14 @@ def test_why_a_trainer_waits_is_the_same_sentence_everywhere(cli, engine):
     assert cli("status", name)["trainer"] == told["trainer"] == trainer.stats().why
     assert told["trainer"] in cli("status", name, as_json=False)
     assert cli("why", name, as_json=False).splitlines() == [told["trainer"], *told["waits"]]
+
+
+def test_a_pull_takes_tokens_and_drops_what_is_too_old_for_the_trained_version(cli, engine):
+    story = StoredRun(engine, prompts=4, n=2)
+    ends = [story.succeeded(each, version_min=each.group_no + 1) for each in story.claim()]
+    story.record(*ends)
+    pull = ("pull", story.run.slug, "--consumer", "t", "--step", "0")
+    options = ("--policy-version", "5", "--max-staleness", "2", "--tokens", "6")
+    assert [group["prompt"]["answer"] for group in cli(*pull, *options)["groups"]] == ["3"]
+    assert story.groups()[0]["state"] == story.groups()[1]["state"] == "dropped"
+    assert "exclude" in cli(*pull, *options, "--groups", "1", code=2)["error"]["message"]

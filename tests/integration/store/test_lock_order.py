@@ -24,6 +24,7 @@ from pipeline.dispatcher import Dispatcher
 from pipeline.queue.completions import Delivery
 from pipeline.redrive import redrive
 from pipeline.settings import Settings
+from pipeline.store.batch_leases import lease_batch
 from pipeline.store.dropped_groups import drop_unreadable
 from pipeline.store.engine import open_engine, transact
 from pipeline.store.group_policy import end_overdue_groups
@@ -41,7 +42,7 @@ from pipeline.store.removal import begin_removal, remove_groups, remove_rest
 from pipeline.store.rewind import give_back_later_steps
 from pipeline.store.rollout_filter import RolloutFilter
 from pipeline.store.run_counters import fold_run_counters
-from pipeline.store.train_batches import abandon_batch, commit_batches, lease_batch
+from pipeline.store.train_batches import abandon_batch, commit_batches
 from pipeline.store.working_time import advance_clocks
 
 ROUNDS = 60

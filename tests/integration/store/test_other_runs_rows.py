@@ -21,6 +21,7 @@ from benchmarks.store_subject import GROUP, PAST_RUN, fill_runs, tidy
 from pipeline.contract.messages import Heartbeat
 from pipeline.contract.rollout import RolloutState
 from pipeline.contract.train_batch import BatchSpec
+from pipeline.store.batch_leases import lease_batch
 from pipeline.store.capacity import first_not_admitted
 from pipeline.store.engine import open_engine, transact
 from pipeline.store.group_policy import end_overdue_groups
@@ -39,7 +40,7 @@ from pipeline.store.rollout_filter import RolloutFilter
 from pipeline.store.rollouts import claim, count_in_flight
 from pipeline.store.runs import active_runs, get_run
 from pipeline.store.status import run_state, run_status
-from pipeline.store.train_batches import commit_batches, lease_batch
+from pipeline.store.train_batches import commit_batches
 from pipeline.store.working_time import advance_clocks
 
 RUNS, ROLLOUTS = 100, 160
@@ -121,13 +122,13 @@ def claimed(connection: Connection, story: StoredRun) -> list[Any]:
     return claim(connection, story.run, most=8, lease_s=60)
 
 
-def pull(connection: Connection, story: StoredRun, groups: int) -> None:
+def pull(connection: Connection, story: StoredRun, groups: int | None, **fields: Any) -> None:
     lease_batch(
         connection,
         story.run,
         consumer="c",
         step=0,
-        spec=BatchSpec(groups=groups),
+        spec=BatchSpec(groups=groups, **fields),
         policy_version=None,
         lease_s=60,
     )
@@ -183,6 +184,7 @@ OFTEN: dict[str, Callable[[Connection, StoredRun], object]] = {
     "a look at deadlines": lambda c, _: end_overdue_groups(c, most=100),
     "an advance of clocks": lambda c, _: advance_clocks(c),
     "a pull": pull_and_commit,
+    "a pull of tokens": lambda c, story: pull(c, story, None, tokens=10),
     "a pull of fresh groups": pull_fresh,
     "a rewind": rewind,
     "a look at capacity": lambda c, story: first_not_admitted(c, story.run),

@@ -351,3 +351,13 @@ def test_no_group_is_begun_that_would_be_too_old_and_the_wait_is_explained(begin
     told = " ".join(transact(story.engine, lambda c: run_status(c, story.run)).waits)
     assert "would be too old when they are trained: 2 groups are ahead of them" in told
     assert "begins 2 at most (max_staleness 0, 2 groups per step)" in told
+
+
+def test_a_stream_drops_what_is_too_old_for_the_version_of_its_step(begin):
+    story = begin(prompts=4)
+    for version in (1, 2, 3, 4):
+        complete(story, version, groups=1)
+    spec = BatchSpec(groups=1, max_staleness=1)
+    stream = trainer_of(story).stream(spec, policy_version=lambda step: 2 * step + 3, timeout_s=0)
+    assert [numbers(batch) for batch in stream] == [[1], [3]]
+    assert drops(story) == {"stale": 2}

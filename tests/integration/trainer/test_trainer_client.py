@@ -13,8 +13,8 @@ from sqlalchemy import Engine, text
 from pipeline.contract.errors import NotAllowed, NotFound
 from pipeline.contract.train_batch import BatchSpec, NotReady
 from pipeline.store.accounting import check_accounting
+from pipeline.store.batch_leases import lease_batch
 from pipeline.store.engine import transact
-from pipeline.store.train_batches import lease_batch
 from pipeline.trainer.client import TrainerClient
 from pipeline.trainer.train_batch import TrainBatch
 
