@@ -40,6 +40,7 @@ def exit_code(final: RunStatus, *, go_on: str) -> int:
 
 def print_status(status: RunStatus) -> None:
     """Print a run's status as text."""
+    succeeded = status.rollouts["succeeded"]
     rows: list[tuple[str, Any]] = [
         ("state", status.state),
         ("groups", counts(status.groups)),
@@ -51,6 +52,7 @@ def print_status(status: RunStatus) -> None:
         *(("model calls", line) for line in describe_calls(status)),
         *([("tools", describe_tools(status))] if status.activity.tools else []),
         ("tokens", f"{status.prompt_tokens:,} prompt, {status.completion_tokens:,} completion"),
+        ("token ids", f"recorded for {status.with_tokens:,} of {succeeded:,} succeeded rollouts"),
         ("elapsed", f"{status.elapsed_s:.1f} s"),
     ]
     if status.drops:

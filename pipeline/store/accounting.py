@@ -134,6 +134,11 @@ _RULES = {
         FROM rollouts WHERE run_id = :run_id
           AND (state = 'succeeded') <> (winner_attempt_no IS NOT NULL)
            OR (run_id = :run_id AND state <> 'succeeded' AND reward IS NOT NULL)""",
+    "a rollout has tokens where the trajectory of its winner has them": """
+        SELECT format('rollout %s: %s', rollout_id, has_tokens)
+        FROM rollouts r LEFT JOIN trajectories t USING (rollout_id)
+        WHERE r.run_id = :run_id AND t.attempt_no = r.winner_attempt_no
+          AND r.has_tokens <> (t.tokens IS NOT NULL OR t.tokens_uri IS NOT NULL)""",
     "a failed rollout has an error class": """
         SELECT format('rollout %s failed without a class', rollout_id)
         FROM rollouts WHERE run_id = :run_id AND state = 'failed' AND error_class IS NULL""",

@@ -66,16 +66,16 @@ WITH moved AS (
         died_count = o.died_count, not_before = coalesce(o.not_before, r.not_before),
         winner_attempt_no = CASE WHEN o.state = 'succeeded' THEN o.no END,
         stop_reason = o.stop_reason, reward = o.reward, error_class = o.error_class,
-        error_code = o.error_code,
+        error_code = o.error_code, has_tokens = o.has_tokens,
         finished_at = CASE WHEN o.state <> 'queued' THEN now() END
     FROM unnest(
         CAST(:ids AS uuid[]), CAST(:nos AS integer[]), CAST(:befores AS text[]),
         CAST(:states AS text[]), CAST(:used AS integer[]), CAST(:lost AS integer[]),
         CAST(:died AS integer[]), CAST(:not_befores AS timestamptz[]), CAST(:stops AS text[]),
         CAST(:rewards AS double precision[]), CAST(:classes AS text[]), CAST(:codes AS text[]),
-        CAST(:reasons AS text[])
+        CAST(:reasons AS text[]), CAST(:with_tokens AS boolean[])
     ) AS o (id, no, before, state, attempts_used, lost_count, died_count, not_before,
-            stop_reason, reward, error_class, error_code, reason)
+            stop_reason, reward, error_class, error_code, reason, has_tokens)
     WHERE r.rollout_id = o.id AND r.state = o.before
     RETURNING r.run_id, r.rollout_id, o.no, o.before, o.state, o.reason
 )
@@ -235,6 +235,10 @@ def _rollout_columns(moved: Sequence[AttemptOutcome]) -> dict[str, list[Any]]:
             for outcome, bad in zip(moved, failed, strict=True)
         ],
         "reasons": [outcome.transition.reason or None for outcome in moved],
+        "with_tokens": [
+            ok and bool(outcome.completion.tokens or outcome.completion.tokens_uri)
+            for outcome, ok in zip(moved, won, strict=True)
+        ],
     }
 
 

@@ -58,7 +58,10 @@ WITH given AS (
         AS s (id, no, reward, stop_reason)
 ), moved AS (
     UPDATE rollouts r SET state = 'succeeded', winner_attempt_no = given.no, reward = given.reward,
-        stop_reason = given.stop_reason, error_class = NULL, error_code = NULL
+        stop_reason = given.stop_reason, error_class = NULL, error_code = NULL,
+        has_tokens = EXISTS (
+            SELECT FROM trajectories t WHERE t.rollout_id = given.id AND t.attempt_no = given.no
+              AND (t.tokens IS NOT NULL OR t.tokens_uri IS NOT NULL))
     FROM given WHERE r.rollout_id = given.id AND r.state = 'failed'
     RETURNING r.run_id, r.rollout_id, r.attempt_no
 ), ended AS (

@@ -38,6 +38,7 @@ _COUNTERS = (
             "n_rewarded": "count(reward)",
             "reward_sum": "sum(reward::numeric)",
             "reward_squares": "sum(reward::numeric * reward::numeric)",
+            "n_with_tokens": "count(*) FILTER (WHERE has_tokens)",
         },
         "rollouts",
         highest="last_finished_at",

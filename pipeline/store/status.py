@@ -43,6 +43,7 @@ WITH r AS (
         coalesce(sum(n) FILTER (WHERE state = 'failed'), 0) AS failed,
         coalesce(sum(n) FILTER (WHERE state = 'cancelled'), 0) AS cancelled,
         coalesce(sum(n_rewarded), 0) AS reward_n, sum(reward_sum) AS reward_sum,
+        coalesce(sum(n_with_tokens), 0) AS with_tokens,
         sum(reward_sum) / nullif(sum(n_rewarded), 0) AS reward_mean,
         -- The numerator is exact: a small spread of large rewards is not lost.
         sqrt(sum(n_rewarded) * sum(reward_squares) - sum(reward_sum) * sum(reward_sum))
@@ -142,6 +143,7 @@ class RunStatus:
     prompt_tokens: int
     completion_tokens: int
     saved_tokens: int  #: of replayed calls; they are also in the two counts before
+    with_tokens: int  #: succeeded rollouts whose trajectory has token ids
     elapsed_s: float
     oldest_running_s: float | None
     live_workers: int
@@ -198,6 +200,7 @@ class RunStatus:
                 "prompt": self.prompt_tokens,
                 "completion": self.completion_tokens,
                 "saved": self.saved_tokens,
+                "rollouts_with_ids": self.with_tokens,
             },
             "elapsed_s": round(self.elapsed_s, 3),
             "accounting": self.sums.to_json(),
@@ -298,6 +301,7 @@ def _run_status(
         prompt_tokens=int(row.prompt_tokens),
         completion_tokens=int(row.completion_tokens),
         saved_tokens=int(row.saved_tokens),
+        with_tokens=int(row.with_tokens),
         elapsed_s=_elapsed_s(row, state, n_open),
         oldest_running_s=oldest,
         live_workers=row.live_workers,

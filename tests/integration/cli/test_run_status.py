@@ -73,7 +73,12 @@ def test_the_document_has_the_keys_that_others_rely_on_in_their_order(engine: En
         "stderr": None,
         "prompts": 0,
     }
-    assert document["tokens"] == {"prompt": 0, "completion": 0, "saved": 0}
+    assert document["tokens"] == {
+        "prompt": 0,
+        "completion": 0,
+        "saved": 0,
+        "rollouts_with_ids": 0,
+    }
 
 
 def test_outcomes_are_counted_with_their_reward_tokens_and_errors(engine: Engine):

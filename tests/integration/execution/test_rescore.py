@@ -25,6 +25,7 @@ from pipeline.store.operations import begin_cancel, cancel_rollouts
 from pipeline.store.rescore_requests import count_rescorable, read_rescorable
 from pipeline.store.rescores import record_rescores
 from pipeline.trainer.client import TrainerClient
+from workers.core.model_response import ModelResponse
 from workers.core.trajectory import Trajectory
 from workers.process.scoring import rescore
 from workers.rewards.registry import clear_rewards, register_reward
@@ -122,7 +123,8 @@ def test_a_failure_in_scoring_keeps_the_trajectory_and_has_no_reward(engine, mak
 def test_a_rollout_that_lacked_only_its_reward_becomes_good(
     engine, make_worker, payloads, inline_bytes
 ):
-    worker = make_worker("1")
+    ids = {"prompt_token_ids": [1], "completion_token_ids": [2], "logprobs": [-0.5]}
+    worker = make_worker(ModelResponse("1", **ids), "1")  # one answer of two has ids
     story = failed_in_scoring(engine, worker, n=2)
     (group,) = story.groups()
     assert (group["state"], group["drop_reason"]) == ("dropped", "failed")
@@ -134,6 +136,7 @@ def test_a_rollout_that_lacked_only_its_reward_becomes_good(
         assert rollout["error_class"] is None
     (group,) = story.groups()
     assert (group["state"], group["n_succeeded"], group["reward_mean"]) == ("ready", 2, 1.0)
+    assert sum(rollout["has_tokens"] for rollout in story.rollouts()) == 1
     assert len(worker.client.calls) == 2, "no agent ran again"
     assert [trajectory.get_final_response() for trajectory in seen] == ["1", "1"]
     moves = [
@@ -265,7 +268,7 @@ def test_another_trajectory_than_the_accepted_one_is_not_scored(
     story = failed_in_scoring(engine, make_worker("1"))
     mend_judge()
     (stored,) = transact(engine, lambda c: read_rescorable(c, story.run))
-    assert stored.body_digest == digest_of(stored.body)
+    assert stored.body_digest == digest_of(stored.body or b"")
     stored = replace(stored, body=pack_record(TrajectoryRecord()))
     request = rescore_request_of(story.run, stored, "judge", payloads, inline_bytes=inline_bytes)
     said = asyncio.run(rescore(request, payloads, "w"))

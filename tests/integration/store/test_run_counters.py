@@ -48,6 +48,7 @@ def figures(story: StoredRun) -> dict[str, Any]:
         "reward": (found.reward_n, found.reward_mean, found.reward_std),
         "prompts": (found.reward_prompts, found.reward_stderr),
         "attempts": (found.attempts, found.prompt_tokens, found.completion_tokens),
+        "with tokens": found.with_tokens,
     }
 
 
@@ -70,6 +71,11 @@ def counted(story: StoredRun) -> dict[str, Any]:
         "SELECT count(*) AS n, coalesce(sum(prompt_tokens), 0) AS prompt,"
         " coalesce(sum(completion_tokens), 0) AS completion FROM attempts WHERE run_id = :run_id"
     )
+    (ids,) = story.rows(
+        "SELECT count(*) AS n FROM rollouts r JOIN trajectories t ON t.rollout_id = r.rollout_id"
+        " AND t.attempt_no = r.winner_attempt_no"
+        " WHERE r.run_id = :run_id AND (t.tokens IS NOT NULL OR t.tokens_uri IS NOT NULL)"
+    )
     return {
         "rollouts": by("state", "rollouts"),
         "groups": by("state", "groups"),
@@ -77,6 +83,7 @@ def counted(story: StoredRun) -> dict[str, Any]:
         "reward": (reward["n"], pytest.approx(reward["mean"]), pytest.approx(reward["std"])),
         "prompts": (len(by_group), clustered([(row["n"], row["s"]) for row in by_group])),
         "attempts": (attempts["n"], attempts["prompt"], attempts["completion"]),
+        "with tokens": ids["n"],
     }
 
 
@@ -108,6 +115,19 @@ def test_a_late_success_takes_the_place_of_the_attempt_that_overtook_it(story: S
     story.record(story.succeeded(late, 0.3))
     story.record(story.succeeded(newer, 0.9))
     assert story.attempt(newer)["state"] == "superseded"
+
+
+def test_a_rollout_counts_as_one_with_tokens_by_the_trajectory_of_its_winner(story: StoredRun):
+    first, second, third, fourth = story.claim(4)
+    story.record(
+        story.succeeded(first, tokens=b"ids"),
+        story.succeeded(second, tokens_uri="file:///ids"),
+        story.succeeded(third),
+        story.failed(fourth, body=b"half", tokens=b"ids"),
+    )
+    assert figures(story)["with tokens"] == 2
+    story.record(story.succeeded(story.claim_one()))  # the retry of the fourth has none
+    assert figures(story)["with tokens"] == 2
 
 
 def test_what_is_cancelled_and_retried_by_an_operator_is_counted_where_it_is(story: StoredRun):
@@ -217,4 +237,10 @@ def test_an_upgrade_counts_what_an_older_store_holds(story: StoredRun):
         command.downgrade(config, "0002")
         command.upgrade(config, "head")
     assert figures(story) == before
+    with story.engine.begin() as connection:
+        connection.execute(text("UPDATE trajectories SET tokens_uri = 'file:///ids'"))
+        config.attributes["connection"] = connection
+        command.downgrade(config, "0018")
+        command.upgrade(config, "head")
+    assert figures(story)["with tokens"] == 1
     assert [row["error_code"] for row in story.rollouts() if row["state"] == "failed"] == ["test"]
