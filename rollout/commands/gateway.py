@@ -21,7 +21,7 @@ def gateway(
     as_json: Json = False,
     while_stdin: WhileStdin = False,
 ) -> None:
-    """Answer model calls of agents on other machines.
+    """Answer model calls of agents on other machines; they are not recorded.
 
     The calls carry keys that are signed with the deployment's broker.signing_key. The process runs
     until SIGTERM or Ctrl-C.
