@@ -5,6 +5,7 @@ Used by the store, the trainer client and the command line. Must not: touch the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -17,8 +18,17 @@ Order = Literal["oldest_version", "fifo"]
 #: Reasons of drops after which a prompt can be enqueued afresh.
 Requeue = Literal["stale", "zero_variance"]
 
+#: What becomes of the steps after a checkpoint.
+Later = Literal["replay", "ready", "afresh"]
+#: Given a step, the version of the weights that it trains; None: no group is too old.
+VersionOfStep = Callable[[int], int | None]
+
 DEFAULT_GROUPS = 16
 DEFAULT_STALENESS = 4
+
+
+def no_version(step: int) -> None:
+    """Let no group be too old, whatever the step."""
 
 
 @dataclass(frozen=True)

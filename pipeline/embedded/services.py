@@ -87,6 +87,20 @@ class EmbeddedServices:
         with self._borrowed("redis", self._start_redis) as borrowed:
             yield borrowed
 
+    def require_postgres(self) -> str:
+        """Return the URL of the private Postgres.
+
+        Raises:
+            ServiceUnavailable: It does not run.
+        """
+        if (url := self.find_postgres()) is not None:
+            return url
+        raise ServiceUnavailable(
+            f"No trajectory store is named, and no private one runs in {self._data_dir}.",
+            remedy="Start it in this folder: `rollout up`. Or set ROLLOUT_DATABASE__URL.",
+            code="E212",
+        )
+
     def find_postgres(self) -> str | None:
         """Return the URL of PostgreSQL if it runs, and keep it running until `down`."""
         if not self._data_dir.exists():

@@ -32,6 +32,12 @@ SELECT rollout_id FROM rollouts WHERE run_id = :run_id AND state IN ('dispatched
 LIMIT :most
 """)
 
+_FIND_OPEN_OF_GROUPS = text("""
+SELECT rollout_id FROM rollouts
+WHERE run_id = :run_id AND group_id = ANY(:groups) AND state IN ('queued', 'dispatched', 'running')
+LIMIT :most
+""")
+
 _LOCK_OPEN = text("""
 SELECT rollout_id, group_id FROM rollouts
 WHERE rollout_id = ANY(:ids) AND state IN ('queued', 'dispatched', 'running')
@@ -133,15 +139,27 @@ def begin_cancel(connection: Connection, run: Run, *, reason: str | None = None)
         set_run_state(connection, current, RunState.CANCELLED, reason=reason)
 
 
-def cancel_rollouts(connection: Connection, run: Run, *, most: int = CANCEL_CHUNK) -> int:
+def cancel_rollouts(
+    connection: Connection,
+    run: Run,
+    *,
+    groups: Sequence[UUID] | None = None,
+    most: int = CANCEL_CHUNK,
+) -> int:
     """Cancel up to `most` rollouts that are not terminal, and their attempts; return how many.
+
+    Without `groups` they are those of the whole run.
 
     The caller repeats it, each time in a transaction of its own, until it returns 0. The collector
     tells the workers to stop when it gets their next heartbeat.
     """
     rows: Sequence[Any] = ()
+    values: dict[str, Any] = {"run_id": run.run_id, "most": most}
+    find = _FIND_OPEN
+    if groups is not None:
+        find, values["groups"] = _FIND_OPEN_OF_GROUPS, list(groups)
     while not rows:
-        ids = list(connection.execute(_FIND_OPEN, {"run_id": run.run_id, "most": most}).scalars())
+        ids = list(connection.execute(find, values).scalars())
         if not ids:
             return 0
         # None is left if all of them have ended before they were locked.

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import Connection, bindparam, text
 from sqlalchemy.dialects.postgresql import JSONB
 
-from pipeline.contract.errors import NotAllowed
+from pipeline.contract.errors import NotAllowed, NotFound
 from pipeline.contract.policy import Policy, PolicyMode
 from pipeline.store.engine import WORK_CHANNEL, notify
 from pipeline.store.runs import Run, lock_run, refuse_cancelled
@@ -39,6 +39,17 @@ SELECT weights_uri FROM policy_versions WHERE run_id = :run_id AND version = :ve
 _LIST = text("""
 SELECT version, endpoints, weights_uri, mode, published_at FROM policy_versions
 WHERE run_id = :run_id ORDER BY version DESC LIMIT :most
+""")
+
+_PUBLISHED_AT = text("""
+SELECT published_at FROM policy_versions WHERE run_id = :run_id AND version = :version
+""")
+
+_BEGUN_BEFORE = text("""
+SELECT g.group_id FROM groups g WHERE g.run_id = :run_id AND g.state = 'open' AND EXISTS (
+    SELECT FROM rollouts r
+    JOIN attempts a ON a.rollout_id = r.rollout_id AND a.attempt_no = r.attempt_no
+    WHERE r.group_id = g.group_id AND a.dispatched_at < :published_at)
 """)
 
 # Runs with attempts in flight, by the partial index of those.
@@ -116,6 +127,23 @@ def list_policies(connection: Connection, run_id: UUID, *, most: int) -> list[Pu
         )
         for row in rows
     ]
+
+
+def groups_begun_before(connection: Connection, run: Run, version: int) -> list[UUID]:
+    """Return the open groups with a rollout that was dispatched before a version was published.
+
+    Raises:
+        NotFound: This version was never published.
+    """
+    values: dict[str, Any] = {"run_id": run.run_id, "version": version}
+    published_at = connection.execute(_PUBLISHED_AT, values).scalar_one_or_none()
+    if published_at is None:
+        raise NotFound(
+            f"Version {version} of run {run.slug} was never published.",
+            remedy=f"The published ones: rollout policy list {run.slug}",
+        )
+    values["published_at"] = published_at
+    return list(connection.execute(_BEGUN_BEFORE, values).scalars())
 
 
 def policies_in_use(connection: Connection) -> list[Policy]:

@@ -9,9 +9,11 @@ from __future__ import annotations
 from sqlalchemy import Connection, text
 
 from pipeline.contract.rollout import DropReason
+from pipeline.contract.train_batch import Later, ResumeInfo
 from pipeline.store.afresh import DroppedGroup, enqueue_afresh
 from pipeline.store.engine import READY_CHANNEL, WORK_CHANNEL, notify
-from pipeline.store.runs import Run
+from pipeline.store.runs import Run, get_run
+from pipeline.store.train_batches import list_steps
 
 _LOCK_LATER = text("""
 SELECT batch_id FROM train_batches
@@ -43,6 +45,29 @@ WITH given_up AS (
 )
 SELECT group_id, prompt_id, group_no FROM freed
 """)
+
+
+def resume_consumer(
+    connection: Connection, run: Run, *, consumer: str, committed_step: int | None, later: Later
+) -> ResumeInfo:
+    """Return the next step after a checkpoint, once the later steps are given back as asked."""
+    after = -1 if committed_step is None else committed_step
+    returned = 0
+    if later != "replay":
+        returned = give_back_later_steps(
+            connection, run, consumer=consumer, after=after, afresh=later == "afresh"
+        )
+    steps = list_steps(connection, run, consumer=consumer)
+    policy = get_run(connection, run.slug).policy
+    return ResumeInfo(
+        committed_step,
+        next_step=after + 1,
+        replay=tuple(
+            step for step, state in steps if step > after and state in ("leased", "committed")
+        ),
+        groups_returned=returned,
+        policy_version=None if policy is None else policy.version,
+    )
 
 
 def give_back_later_steps(

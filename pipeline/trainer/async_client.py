@@ -9,22 +9,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
-from typing import NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
+from uuid import UUID
 
 from pipeline.contract.errors import PipelineError
 from pipeline.contract.policy import PolicyMode
 from pipeline.contract.train_batch import (
     BatchSpec,
+    Later,
     NotReady,
     PipelineStats,
     ResumeInfo,
+    VersionOfStep,
+    no_version,
 )
 from pipeline.settings import Settings
-from pipeline.trainer.client import Later, TrainerClient, VersionOfStep, no_version
+from pipeline.trainer.client import TrainerClient
 from pipeline.trainer.train_batch import TrainBatch
 
 log = logging.getLogger(__name__)
@@ -191,6 +195,22 @@ class AsyncTrainerClient:
         """Make this version of the weights the current one."""
         return await self._do(
             lambda: self._client.publish_policy(version, endpoints=endpoints, uri=uri, mode=mode)
+        )
+
+    async def enqueue(
+        self, prompts: Iterable[str | Mapping[str, Any]], *, idempotency_key: str
+    ) -> list[UUID]:
+        """Enqueue prompts in this run, all or none; return the ids of their groups, in order."""
+        return await self._do(
+            lambda: self._client.enqueue(prompts, idempotency_key=idempotency_key)
+        )
+
+    async def cancel(
+        self, group_ids: Iterable[UUID] | None = None, *, older_than_version: int | None = None
+    ) -> int:
+        """Cancel the rollouts of open groups that are not done; return how many."""
+        return await self._do(
+            lambda: self._client.cancel(group_ids, older_than_version=older_than_version)
         )
 
     async def renew(self) -> int:

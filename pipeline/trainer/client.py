@@ -8,16 +8,25 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from typing import Literal, get_args
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, get_args
+from uuid import UUID
 
 from sqlalchemy import Engine
 
-from pipeline.contract.errors import InputError, ServiceUnavailable
+from pipeline.contract.errors import InputError
 from pipeline.contract.names import check_name
 from pipeline.contract.policy import PolicyMode, check_publication
 from pipeline.contract.rollout import RunState
-from pipeline.contract.train_batch import BatchSpec, NotReady, PipelineStats, ResumeInfo
+from pipeline.contract.train_batch import (
+    BatchSpec,
+    Later,
+    NotReady,
+    PipelineStats,
+    ResumeInfo,
+    VersionOfStep,
+    no_version,
+)
 from pipeline.embedded import EmbeddedServices
 from pipeline.queue.payloads import PayloadStore, open_payloads
 from pipeline.settings import Settings, load_settings
@@ -25,7 +34,7 @@ from pipeline.store.batch_leases import renew_leases
 from pipeline.store.capacity import run_capacity
 from pipeline.store.engine import READY_CHANNEL, Listener, open_engine, transact
 from pipeline.store.policies import publish_policy
-from pipeline.store.rewind import give_back_later_steps
+from pipeline.store.rewind import resume_consumer
 from pipeline.store.runs import Run, get_run
 from pipeline.store.schema import require_current
 from pipeline.store.status import run_stats
@@ -36,20 +45,12 @@ from pipeline.store.train_batches import (
     list_steps,
 )
 from pipeline.trainer.batches import ConsumerBatches
+from pipeline.trainer.prompts import cancel_groups, enqueue_prompts
 from pipeline.trainer.train_batch import TrainBatch
 
 #: Longer than most trainer steps. An expired lease ends only if another consumer needs the groups.
 LEASE_S = 3600.0
 _POLL_S = 2.0
-
-#: What becomes of the steps after a checkpoint.
-Later = Literal["replay", "ready", "afresh"]
-#: Given a step, the version of the weights that it trains; None: no group is too old.
-VersionOfStep = Callable[[int], int | None]
-
-
-def no_version(step: int) -> None:
-    """Let no group be too old, whatever the step."""
 
 
 class TrainerClient:
@@ -83,7 +84,7 @@ class TrainerClient:
         self._engine = engine
         self._consumer = consumer
         self.lease_s = lease_s
-        self._run: Run = transact(engine, lambda connection: get_run(connection, run))
+        self._run: Run = transact(engine, lambda c: get_run(c, run))
         self._batches = ConsumerBatches(
             engine, self._run, consumer=consumer, payloads=payloads, lease_s=lease_s
         )
@@ -104,8 +105,11 @@ class TrainerClient:
             SchemaOutdated: It is not migrated.
         """
         settings = settings or load_settings()
+        url = settings.database.url
         engine = open_engine(
-            _database_url(settings),
+            url.get_secret_value()
+            if url is not None
+            else EmbeddedServices(settings.data_dir).require_postgres(),
             connect_timeout_s=settings.database.connect_timeout_s,
             network_timeout_s=settings.database.network_timeout_s,
         )
@@ -190,8 +194,8 @@ class TrainerClient:
         """
         return transact(
             self._engine,
-            lambda connection: commit_batches(
-                connection,
+            lambda c: commit_batches(
+                c,
                 self._run,
                 consumer=self._consumer,
                 upto_step=upto_step,
@@ -203,8 +207,8 @@ class TrainerClient:
         """Give back the groups of a step, so that they can be pulled again; return how many."""
         return transact(
             self._engine,
-            lambda connection: abandon_batch(
-                connection, self._run, consumer=self._consumer, step=step, reason=reason
+            lambda c: abandon_batch(
+                c, self._run, consumer=self._consumer, step=step, reason=reason
             ),
         )
 
@@ -234,29 +238,12 @@ class TrainerClient:
             self.commit(committed_step)
         transact(
             self._engine,
-            lambda connection: forget_lost_batches(
-                connection, self._run, consumer=self._consumer, after=after
-            ),
+            lambda c: forget_lost_batches(c, self._run, consumer=self._consumer, after=after),
         )
-        returned = 0 if later == "replay" else self._give_back(after, afresh=later == "afresh")
-        steps = self._steps()
-        replay = tuple(
-            step for step, state in steps if step > after and state in ("leased", "committed")
-        )
-        policy = self._current_run().policy
-        return ResumeInfo(
-            committed_step,
-            next_step=after + 1,
-            replay=replay,
-            groups_returned=returned,
-            policy_version=None if policy is None else policy.version,
-        )
-
-    def _give_back(self, after: int, *, afresh: bool) -> int:
         return transact(
             self._engine,
-            lambda connection: give_back_later_steps(
-                connection, self._run, consumer=self._consumer, after=after, afresh=afresh
+            lambda c: resume_consumer(
+                c, self._run, consumer=self._consumer, committed_step=committed_step, later=later
             ),
         )
 
@@ -267,9 +254,7 @@ class TrainerClient:
         """
         return transact(
             self._engine,
-            lambda connection: renew_leases(
-                connection, self._run, consumer=self._consumer, lease_s=self.lease_s
-            ),
+            lambda c: renew_leases(c, self._run, consumer=self._consumer, lease_s=self.lease_s),
         )
 
     def publish_policy(
@@ -302,9 +287,45 @@ class TrainerClient:
         urls = check_publication(version, given, mode)
         return transact(
             self._engine,
-            lambda connection: publish_policy(
-                connection, self._run, version, endpoints=urls, uri=uri, mode=mode
-            ),
+            lambda c: publish_policy(c, self._run, version, endpoints=urls, uri=uri, mode=mode),
+        )
+
+    def enqueue(
+        self, prompts: Iterable[str | Mapping[str, Any]], *, idempotency_key: str
+    ) -> list[UUID]:
+        """Enqueue prompts in this run, all or none; return the ids of their groups, in order.
+
+        The same key with the same prompts adds nothing, also after a crash in between. Each group
+        gets the run's number of rollouts.
+
+        Args:
+            prompts: Texts, or payloads with `content` or `messages`, and any other columns.
+            idempotency_key: Names these prompts within the run, such as `step-7`.
+
+        Raises:
+            InputError: The key is empty or too long, or a payload has no prompt.
+            NotAllowed: The run is cancelled, or the key came with other prompts before.
+        """
+        return enqueue_prompts(self._engine, self._run, prompts, key=idempotency_key)
+
+    def cancel(
+        self, group_ids: Iterable[UUID] | None = None, *, older_than_version: int | None = None
+    ) -> int:
+        """Cancel the rollouts of open groups that are not done; return how many.
+
+        A group with enough usable rollouts becomes ready, another one is dropped as `cancelled`.
+        Workers stop within seconds. Groups that are ready, leased or consumed stay.
+
+        Args:
+            group_ids: Groups of this run; None: all.
+            older_than_version: Only groups with a rollout that was dispatched before this version
+                was published.
+
+        Raises:
+            NotFound: This version was never published.
+        """
+        return cancel_groups(
+            self._engine, self._run, group_ids, older_than_version=older_than_version
         )
 
     def capacity(self) -> int:
@@ -324,7 +345,7 @@ class TrainerClient:
         """
         return transact(
             self._engine,
-            lambda connection: run_stats(connection, self._run, consumer=self._consumer, spec=spec),
+            lambda c: run_stats(c, self._run, consumer=self._consumer, spec=spec),
         )
 
     def stream(
@@ -369,24 +390,8 @@ class TrainerClient:
         self._listener.close()
         self._engine.dispose()
 
-    def _current_run(self) -> Run:
-        return transact(self._engine, lambda connection: get_run(connection, self._run.slug))
-
     def _steps(self) -> list[tuple[int, str]]:
         return transact(
             self._engine,
-            lambda connection: list_steps(connection, self._run, consumer=self._consumer),
+            lambda c: list_steps(c, self._run, consumer=self._consumer),
         )
-
-
-def _database_url(settings: Settings) -> str:
-    if settings.database.url is not None:
-        return settings.database.url.get_secret_value()
-    url = EmbeddedServices(settings.data_dir).find_postgres()
-    if url is None:
-        raise ServiceUnavailable(
-            f"No trajectory store is named, and no private one runs in {settings.data_dir}.",
-            remedy="Start it in this folder: `rollout up`. Or set ROLLOUT_DATABASE__URL.",
-            code="E212",
-        )
-    return url

@@ -118,6 +118,7 @@ def test_a_trainer_publishes_and_prefetches_as_the_document_says(engine: Engine)
         == [-0.71] * 2 + [0.71] * 2
     )
     assert client.stats().groups["consumed"] == 2
+    assert run_snippet("training.md", "client.enqueue(", client=client)["cancelled"] == 2
 
     async def work() -> list[int]:
         other = TrainerClient(engine, run=story.run.slug, consumer="other")

@@ -34,7 +34,7 @@ from pipeline.store.operations import (
     retry_rollouts,
 )
 from pipeline.store.outcomes import record_outcomes
-from pipeline.store.policies import policies_in_use, publish_policy
+from pipeline.store.policies import groups_begun_before, policies_in_use, publish_policy
 from pipeline.store.rewind import give_back_later_steps
 from pipeline.store.rollout_filter import RolloutFilter
 from pipeline.store.rollouts import claim, count_in_flight
@@ -169,6 +169,12 @@ def cancel(connection: Connection, story: StoredRun) -> None:
     assert cancel_rollouts(connection, story.run, most=20)
 
 
+def cancel_older_groups(connection: Connection, story: StoredRun) -> None:
+    publish_policy(connection, story.run, 1)
+    begun = groups_begun_before(connection, story.run, 1)
+    assert cancel_rollouts(connection, story.run, groups=begun, most=20)
+
+
 def pause(connection: Connection, story: StoredRun) -> None:
     pause_run(connection, story.run)
     continue_run(connection, story.run)
@@ -193,6 +199,7 @@ OFTEN: dict[str, Callable[[Connection, StoredRun], object]] = {
     "a state": lambda c, story: run_state(c, story.run),
     "a status": lambda c, story: run_status(c, story.run),
     "a cancel": cancel,
+    "a cancel of older groups": cancel_older_groups,
     "a pause": pause,
 }
 
