@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +20,7 @@ def answer(payload):
 """
 
 CALLER = """
-import asyncio, json, sys, time
+import asyncio, sys
 from pipeline.agentcore.call_pace import CallPace
 from pipeline.agentcore.data_plane import DataPlane, SessionMissing
 from pipeline.contract.agentcore import AgentCoreTarget
@@ -39,7 +38,6 @@ async def main():
 
     async def call(i):
         await pace.wait(target, run="r")
-        started.append(time.time())
         if i == 0:
             await plane.invoke(target, f"{name}-{i:040d}", {})
             return
@@ -48,11 +46,9 @@ async def main():
         except SessionMissing:
             pass
 
-    started = []
     await asyncio.gather(*(call(i) for i in range(int(number))))
     await plane.close()
     await pool.close()
-    print(json.dumps(started))
 
 asyncio.run(main())
 """
@@ -72,22 +68,18 @@ def test_three_processes_keep_25_calls_per_second_stops_included(redis_url, tmp_
             subprocess.Popen(
                 [sys.executable, "-c", CALLER, redis_url, tmp_path.name, ARN, "50", f"caller{i}"],
                 env=environment,
-                stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
             )
             for i in range(3)
         ]
-        starts: list[float] = []
         for caller in callers:
-            output, errors = caller.communicate(timeout=60)
+            _, errors = caller.communicate(timeout=60)
             assert caller.returncode == 0, errors
-            starts += json.loads(output)
-        starts.sort()
-        # A call starts when the pace lets it; a busy machine may deliver several together.
-        assert max(sum(at <= t < at + 1 for t in starts) for at in starts) <= 25
         figures = running.figures()
         assert figures["invocations"] + figures["stops"] == 150
+        assert 15 <= figures["most_per_second"] <= 25
+        assert figures.get("throttled", 0) == 0
         with pytest.raises(ClientError) as raised:
             running.invoke({}, "one-too-many-" + "x" * 30)
         assert raised.value.response["Error"]["Code"] == "ServiceQuotaExceededException"
