@@ -197,8 +197,11 @@ def _run_here(
     with open_deployment(settings, broker=True, create=True) as deployment:
         config = settle(deployment)
         environment: dict[str, str] = {}
-        if config.agentcore is None:
-            require_allowed_endpoint(deployment, config)
+        require_allowed_endpoint(deployment, config)
+        if config.agentcore is not None:
+            allowed = [*settings.worker.allowed_urls, *config.called_urls]
+            environment = {"ROLLOUT_WORKER__ALLOWED_BASE_URLS": json.dumps(allowed)}
+        else:
             called = Endpoints(urls_of(config.base_url) or here.urls, config.model or here.model)
             environment = worker_environment(settings, called, named=named)
         if local.wait:

@@ -1,12 +1,14 @@
 """Chooses the request queue of a run, and checks that its workers may call the run's endpoint.
 
+The endpoint is the model's, or the container of a remote agent.
+
 `run`, `resume` and `submit` use it. All workers of a queue must be able to run all its requests, so
 a run with its own plug-ins or endpoint gets a queue of its own. Must not: start a process.
 """
 
 from __future__ import annotations
 
-from pipeline.contract.base_urls import may_call, urls_of
+from pipeline.contract.base_urls import may_call
 from pipeline.contract.errors import NotAllowed
 from pipeline.contract.run import DEFAULT_REQUEST_QUEUE, RunConfig, own_queue_of
 from pipeline.store.processes import Process, list_processes
@@ -24,7 +26,7 @@ def request_queue(
         return config.queue
     settings = deployment.settings
     usual = (*settings.llm.base_urls, *settings.worker.allowed_urls)
-    is_usual = not local.plugin and all(may_call(url, usual) for url in urls_of(config.base_url))
+    is_usual = not local.plugin and all(may_call(url, usual) for url in config.called_urls)
     return config.queue if is_usual and not _refusing(deployment, config) else own_queue_of(slug)
 
 
@@ -53,7 +55,6 @@ def _refusing(deployment: Deployment, config: RunConfig) -> list[tuple[Process, 
     refusing: list[tuple[Process, str]] = []
     for process in deployment.transact(list_processes):
         if config.queue in process.queues and not process.stopping:
-            urls = urls_of(config.base_url)
-            refused = [url for url in urls if not may_call(url, process.base_urls)]
+            refused = [u for u in config.called_urls if not may_call(u, process.base_urls)]
             refusing += [(process, url) for url in refused[:1]]
     return refusing

@@ -146,13 +146,16 @@ class DataPlane:
             self._http = aiohttp.ClientSession(timeout=timeout)
         headers = {SESSION_HEADER: session_id, "Content-Type": "application/json"}
         try:
-            async with self._http.post(url, data=body, headers=headers) as reply:
+            # A redirect may lead to an endpoint that this worker may not call.
+            async with self._http.post(
+                url, data=body, headers=headers, allow_redirects=False
+            ) as reply:
                 answer = await reply.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise SandboxError(
                 f"{url} does not answer: {type(error).__name__} {error}", code="session_unreachable"
             ) from error
-        if reply.status >= 400:
+        if reply.status >= 300:
             raise _failure(reply.status, f"HTTP {reply.status}", answer.decode("utf-8", "replace"))
         return answer
 

@@ -50,7 +50,8 @@ class AgentCoreTarget(BaseModel, frozen=True, extra="forbid", allow_inf_nan=Fals
         if _ARN.fullmatch(value):
             return value
         parts = urlsplit(value)
-        if parts.scheme not in ("http", "https") or not parts.netloc:
+        # Reading the port raises ValueError where it is no number.
+        if parts.scheme not in ("http", "https") or not parts.netloc or parts.port == 0:
             raise ValueError("it is neither an http(s) URL nor the ARN of an AgentCore runtime")
         if "@" in parts.netloc:
             raise ValueError("a target carries no credentials: runs are stored and shown")

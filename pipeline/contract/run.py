@@ -112,6 +112,13 @@ class AttemptSpec(BaseModel):
     )
     tokens: TokenWish = "off"
 
+    @property
+    def called_urls(self) -> tuple[str, ...]:
+        """The URLs that workers call: the model's endpoints, or the container of an agent."""
+        if self.agentcore is None:
+            return urls_of(self.base_url)
+        return () if self.agentcore.is_arn else (self.agentcore.target,)
+
 
 class RunConfig(AttemptSpec):
     """The configuration of a run."""
@@ -204,7 +211,11 @@ class RunConfig(AttemptSpec):
         if self.agentcore is None:
             return self
         if self.reward is not None:
-            raise ValueError("the app on AgentCore gives the reward: leave the reward out")
+            raise ValueError(
+                "the agent's app gives the reward, and no worker has the trajectory when its "
+                "session ends; leave the reward out, and score the stored trajectories of the "
+                "run afterwards: rollout rescore RUN --reward NAME"
+            )
         action = self.on_error.get(ErrorClass.AGENT_TIMEOUT)
         if action is Action.SCORE:
             raise ValueError("a session without a result in time leaves nothing to score")

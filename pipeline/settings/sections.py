@@ -328,7 +328,8 @@ class WorkerSettings(_Section):
         default={}, description="MCP servers by name; a run has their tools by the tool `mcp:NAME`."
     )
     allowed_base_urls: SecretUrls = Field(
-        default=(), description="Endpoints a run may name besides loopback and llm.base_url."
+        default=(),
+        description="Endpoints and remote agents a run may name besides loopback and llm.base_url.",
     )
     sandbox: Literal["auto", "bubblewrap", "namespaces", "process"] = Field(
         default="auto",

@@ -29,8 +29,7 @@ def submit(ctx: typer.Context, options: SubmitOptions, as_json: Json = False) ->
             mcp_servers=deployment.settings.worker.mcp,
         ):
             note(f"Warning: {unknown} Workers must have it among their plug-ins.")
-        if config.agentcore is None:
-            require_allowed_endpoint(deployment, config)
+        require_allowed_endpoint(deployment, config)
         document = submission_json(*enqueue_dataset(deployment, options, config))
     if as_json:
         print_json(document)

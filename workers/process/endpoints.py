@@ -1,4 +1,4 @@
-"""The model endpoints that a worker may call: only its settings decide, never a message.
+"""The endpoints of models and agents that a worker may call: its settings decide, no message does.
 
 Used by the runtime for every attempt, and for the list of endpoints in heartbeats. Must not: hand
 out keys, or look anything up in the network.
@@ -9,8 +9,9 @@ from __future__ import annotations
 from contextlib import suppress
 from urllib.parse import urlsplit
 
+from pipeline.contract.agentcore import AgentCoreTarget
 from pipeline.contract.base_urls import may_call, same_endpoint, urls_of, without_credentials
-from pipeline.contract.errors import ModelBadRequest
+from pipeline.contract.errors import ContractError, ModelBadRequest
 from pipeline.contract.url_secrets import hide_passwords
 from pipeline.settings import Settings
 
@@ -41,6 +42,22 @@ def allowed_endpoints(
                 code="endpoint_not_allowed",
             )
     return tuple(_with_own_credentials(url, known) for url in urls)
+
+
+def require_allowed_target(target: AgentCoreTarget, settings: Settings) -> None:
+    """Check that this worker may call the container of a remote agent.
+
+    A runtime's ARN needs no entry: AWS decides by the permissions of the worker's credentials.
+
+    Raises:
+        ContractError: It is neither on loopback nor in the settings.
+    """
+    if not target.is_arn and not may_call(target.target, _known(settings)):
+        raise ContractError(
+            f"This worker may not call {target.target}: it is neither in its settings nor on "
+            "loopback. To allow it, set ROLLOUT_WORKER__ALLOWED_BASE_URLS for the worker.",
+            code="endpoint_not_allowed",
+        )
 
 
 def announced_endpoints(settings: Settings) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from pipeline.limits.local_pause import LocalPauses
 from pipeline.limits.pool import LimiterPool
 from pipeline.settings import Settings
 from workers.process.attempt import Attempt
+from workers.process.endpoints import require_allowed_target
 
 #: Tries of one invocation: a container that is starting refuses the first ones. The session is the
 #: same, and its app runs a rollout once.
@@ -48,6 +49,7 @@ class RemoteSessions:
         request = attempt.request
         target = request.agentcore
         assert target is not None
+        require_allowed_target(target, self._settings)
         pace = self._shared_pace()
         attempt.enter("generating")
         await self._plane.prepare(target)

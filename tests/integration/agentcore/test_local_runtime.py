@@ -7,8 +7,14 @@ import time
 
 import pytest
 from botocore.exceptions import ClientError
-from fixtures.agentcore_runtime import PLAIN_APP, Quotas, local_runtime, make_buckets
+from fixtures.agentcore_runtime import PLAIN_APP, Quotas, local_runtime, make_buckets, serving
+from starlette.applications import Starlette
+from starlette.responses import RedirectResponse
+from starlette.routing import Route
 
+from pipeline.agentcore.data_plane import DataPlane
+from pipeline.contract.agentcore import AgentCoreTarget
+from pipeline.contract.errors import ContractError
 from pipeline.contract.result_keys import announced_results
 
 
@@ -121,6 +127,7 @@ def test_calls_beyond_the_rate_are_throttled_stops_among_them(buckets, tmp_path)
         with concurrent.futures.ThreadPoolExecutor(10) as threads:
             codes = list(threads.map(stop, range(10)))
         assert codes.count("ThrottlingException") >= 4
+        assert running.figures()["most_per_second"] > 5
 
 
 def test_idle_sessions_end_and_busy_ones_do_not(buckets, tmp_path):
@@ -132,6 +139,23 @@ def test_idle_sessions_end_and_busy_ones_do_not(buckets, tmp_path):
         running.invoke({"prompt": "p"}, session(2))
         wait_until(lambda: running.figures()["live_sessions"] == 1)
         wait_until(lambda: running.figures()["live_sessions"] == 0)
+
+
+async def test_a_container_that_redirects_is_not_followed():
+    asked = []
+
+    def elsewhere(request):
+        asked.append(request.url.path)
+        return RedirectResponse("/other/invocations", 307)
+
+    routes = [Route("/{path:path}", elsewhere, methods=["POST"])]
+    plane = DataPlane()
+    with serving(Starlette(routes=routes)) as url:
+        target = AgentCoreTarget(target=url, results_bucket="b")
+        with pytest.raises(ContractError, match="HTTP 307"):
+            await plane.invoke(target, session(1), {})
+        await plane.close()
+    assert asked == ["/invocations"]
 
 
 def test_a_script_without_an_app_is_named(tmp_path):

@@ -10,6 +10,7 @@ import pytest
 
 from pipeline.contract.errors import InputError
 from pipeline.contract.run import RunConfig, check_slug
+from pipeline.settings.sections import AgentCoreSettings
 from rollout.run_options import SubmitOptions, run_config
 from rollout.submission import name_and_split, new_slug
 
@@ -167,3 +168,15 @@ def test_a_made_up_name_can_name_a_run(name):
 
 def test_a_made_up_name_says_which_dataset():
     assert re.fullmatch("gsm8k-[0-9a-f]{4}", new_slug("openai/gsm8k:main"))
+
+
+def test_a_reward_for_a_remote_agent_is_refused_with_the_reason_and_the_remedy():
+    remote = {"executor": "agentcore", "target": "http://127.0.0.1:8080"}
+    settings = AgentCoreSettings(results_bucket="b")
+    with pytest.raises(InputError) as refused:
+        run_config(replace(PLAIN, reward="gsm8k", **remote), {}, agentcore=settings)
+    assert "the agent's app gives the reward" in str(refused.value)
+    assert "rollout rescore RUN --reward NAME" in str(refused.value)
+    # A default for all runs is no wish of this one.
+    asked = run_config(replace(PLAIN, **remote), {"reward": "gsm8k"}, agentcore=settings)
+    assert asked.reward is None
