@@ -6,12 +6,14 @@ import io
 import json
 import logging
 from collections.abc import Iterator
+from uuid import uuid4
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.contract.trajectory import TrajectoryRecord, pack_record, unpack_record
+from pipeline.queue.gateway_keys import GatewayKey, GatewayKeys
 from pipeline.redaction import MASK, Redactor, redact_logs
 from pipeline.settings import load_settings
 
@@ -30,6 +32,25 @@ def redacted_log() -> Iterator[io.StringIO]:
     yield stream
     logger.removeHandler(handler)
     logging.setLogRecordFactory(before)
+
+
+def test_a_gateway_key_is_gone_although_no_setting_holds_it(redacted_log):
+    content = GatewayKey(
+        run_id=uuid4(),
+        run="r",
+        rollout_id=uuid4(),
+        attempt_no=1,
+        label="r-g000001-r0-a1",
+        expires_at=0,
+        model="m",
+    )
+    key = GatewayKeys(b"secret").write(content)
+    text = f'{{"_rollout": {{"api_key": "{key}"}}, "error": "401 for {key}."}}'
+    for redacted in (Redactor().text(text), Redactor().data(text.encode()).decode()):
+        assert redacted == f'{{"_rollout": {{"api_key": "{MASK}"}}, "error": "401 for {MASK}."}}'
+    logging.getLogger("leaky").warning("called with %s", key)
+    assert redacted_log.getvalue() == f"called with {MASK}\n"
+    assert Redactor().text("rpk-short and a sentence. rpk-") == "rpk-short and a sentence. rpk-"
 
 
 @given(before=st.text(), after=st.text())

@@ -16,6 +16,7 @@ from pipeline.contract.agentcore import (
     session_of_key,
 )
 from pipeline.contract.trajectory import unpack_record
+from pipeline.redaction import Redactor
 from pipeline.store.remote_sessions import RemoteAttempt
 
 TARGET = AgentCoreTarget(
@@ -154,3 +155,18 @@ def test_a_payload_has_the_prompt_its_columns_and_the_sections_of_its_style(styl
         }
     if style != "training":
         assert payload["_rollout"]["base_url"] == "http://m/v1"
+
+
+def test_a_gateway_key_in_a_result_reaches_neither_error_nor_trajectory():
+    key = "rpk-eyJydW4iOiJtYXRoIn0.0123456789abcdef"
+    result = {
+        "status_code": 500,
+        "stop_reason": f"401 for {key}",
+        "traceback": f"api_key={key!r}",
+        "rollout_data": [TURN],
+        "payload": {"_rollout": {"api_key": key}},
+    }
+    completion = read(result, redact=Redactor().data)
+    assert completion.error is not None
+    assert (completion.error.message, completion.error.detail) == ("401 for ***", "api_key='***'")
+    assert key.encode() not in unpack_record(completion.body).model_dump_json().encode()
