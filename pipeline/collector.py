@@ -244,6 +244,7 @@ class Collector:
                 grace_s=lease.grace_s,
                 alive_s=lease.lease_s,
                 hides_s=self._consumer.hides_s,
+                max_sessions=self._settings.agentcore.max_sessions,
             ),
         )
         self._reported_at, self._was_cut_off = time.monotonic(), False

@@ -16,6 +16,7 @@ from sqlalchemy import Connection, text
 from pipeline.contract.agentcore import AgentCoreTarget
 from pipeline.contract.messages import AttemptKey, Completion
 from pipeline.contract.rollout import label_of
+from pipeline.store.processes import ALIVE_S
 from pipeline.store.rollouts import ClaimedAttempt
 from pipeline.store.runs import Run
 
@@ -61,6 +62,16 @@ class StoppableSession(NamedTuple):
     may_start_late: bool  #: its worker may be just about to invoke it
 
 
+class SessionWaits(NamedTuple):
+    """The figures that say whether a run waits for AgentCore."""
+
+    own: int  #: sessions of this run that may exist
+    others: int  #: those of other runs
+    most: int | None  #: `agentcore.max_sessions` of the controller; None: none reports
+    throttled: int  #: rollouts that wait because their last call was throttled
+    refused: int  #: those for which the account had no free session
+
+
 _OPEN = text("""
 INSERT INTO remote_sessions (rollout_id, attempt_no, run_id)
 SELECT id, no, :run_id FROM unnest(CAST(:ids AS uuid[]), CAST(:nos AS integer[])) AS g (id, no)
@@ -70,6 +81,17 @@ ON CONFLICT DO NOTHING
 _COUNT = text("SELECT count(*) FROM remote_sessions")
 
 _COUNT_OF = text("SELECT count(*) FROM remote_sessions WHERE run_id = :run_id")
+
+_WAITS = text("""
+SELECT (SELECT count(*) FROM remote_sessions WHERE run_id = :run_id) AS own,
+    (SELECT count(*) FROM remote_sessions WHERE run_id <> :run_id) AS others,
+    (SELECT min(CAST(takes ->> 'max_sessions' AS integer)) FROM processes
+     WHERE kind = 'collector' AND last_seen_at > now() - make_interval(secs => :alive_s)) AS most,
+    count(*) FILTER (WHERE a.error_code = 'throttled') AS throttled,
+    count(*) FILTER (WHERE a.error_code = 'session_quota') AS refused
+FROM rollouts r JOIN attempts a USING (rollout_id, attempt_no)
+WHERE r.run_id = :run_id AND r.state = 'queued' AND r.attempt_no > 0 AND r.not_before > now()
+""")
 
 # Rollouts before attempts: the order of all locks.
 _HAND_OVER = text("""
@@ -173,6 +195,14 @@ def count_sessions(connection: Connection, run_id: UUID | None = None) -> int:
     if run_id is None:
         return int(connection.execute(_COUNT).scalar_one())
     return int(connection.execute(_COUNT_OF, {"run_id": run_id}).scalar_one())
+
+
+def session_waits(connection: Connection, run: Run) -> SessionWaits | None:
+    """Return the figures of a run's waits for AgentCore; None: it is not executed there."""
+    if run.config.agentcore is None:
+        return None
+    values = {"run_id": run.run_id, "alive_s": ALIVE_S}
+    return SessionWaits._make(connection.execute(_WAITS, values).one())
 
 
 def hand_over(connection: Connection, completions: Sequence[Completion]) -> None:

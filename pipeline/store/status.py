@@ -20,6 +20,7 @@ from pipeline.store.accounting import Accounting, account
 from pipeline.store.activity import describe_failing_tools, describe_missing_calls, run_activity
 from pipeline.store.capacity import count_ready_tokens, run_capacity
 from pipeline.store.processes import ALIVE_S
+from pipeline.store.remote_sessions import session_waits
 from pipeline.store.reward_error import GROUP_SUMS, STDERR, prompt_sums
 from pipeline.store.run_health import is_failing
 from pipeline.store.runs import Run
@@ -268,6 +269,7 @@ def _run_status(
         started=started,
         paused_version=row.paused_version,
         capacity=capacity if run.config.is_admitted else None,
+        sessions=session_waits(connection, run),
     )
     trainer = capacity and TrainerFacts(
         wanted=(spec and spec.groups) or capacity.groups_per_step,

@@ -12,6 +12,7 @@ from pipeline.contract.activity import EndpointCalls
 from pipeline.contract.rollout import RunState
 from pipeline.contract.run import DEFAULT_REQUEST_QUEUE
 from pipeline.store.capacity import Capacity
+from pipeline.store.remote_sessions import SessionWaits
 
 #: Error classes that are named.
 _TOP_ERRORS = 3
@@ -39,6 +40,7 @@ class WaitFacts:
     started: Collection[str] = ()  #: kinds of processes that the asking command started itself
     paused_version: int | None = None  #: the published version, where its mode is `pause`
     capacity: Capacity | None = None  #: of runs that begin groups only as they stay fresh
+    sessions: SessionWaits | None = None  #: of runs on AgentCore
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +146,11 @@ def _sentences(facts: WaitFacts) -> Iterator[str]:
         soon = duration(facts.next_retry_s or 0)
         verb = "waits" if facts.retry_waits == 1 else "wait"
         noun = "rollout" if facts.retry_waits == 1 else "rollouts"
-        yield f"{facts.retry_waits} {noun} {verb} for a retry, the next in {soon}."
+        calls = _refused_calls(facts.sessions)
+        yield f"{facts.retry_waits} {noun} {verb} for a retry, the next in {soon}{calls}."
     if facts.queued > facts.retry_waits:
-        yield f"{_rollouts(facts.queued - facts.retry_waits)} queued{_admission(facts.capacity)}."
+        reason = _admission(facts.capacity) or _no_session(facts.sessions)
+        yield f"{_rollouts(facts.queued - facts.retry_waits)} queued{reason}."
     if not facts.is_sealed:
         yield "Its prompts are still being enqueued, or that was interrupted."
     if facts.errors:
@@ -164,6 +168,26 @@ def _admission(capacity: Capacity | None) -> str:
         f"{capacity.groups_per_step} groups per step); they wait for the trainer to pull, publish "
         "or commit"
     )
+
+
+def _no_session(sessions: SessionWaits | None) -> str:
+    if sessions is None or sessions.most is None or sessions.own + sessions.others < sessions.most:
+        return ""
+    return (
+        f"; all {sessions.most} sessions (agentcore.max_sessions) are in use, {sessions.own} by "
+        f"this run and {sessions.others} by other runs"
+    )
+
+
+def _refused_calls(sessions: SessionWaits | None) -> str:
+    if sessions is None:
+        return ""
+    told = {
+        "AgentCore throttled the call": sessions.throttled,
+        "the account had no free session": sessions.refused,
+    }
+    reasons = [f"for {n} of them {reason}" for reason, n in told.items() if n]
+    return f"; {', '.join(reasons)}, which uses no attempt" if reasons else ""
 
 
 def _missing(kind: str, started: Collection[str]) -> str:

@@ -34,8 +34,9 @@ class CollectorReport(NamedTuple):
 # The first collector waits for `grace_s`, like one that was cut off: the workers may have been cut
 # off as well, and need that time to be heard again.
 _REPORT = text("""
-INSERT INTO processes (process_id, kind, committed_up_to, markers_from)
-VALUES (:id, 'collector', coalesce(CAST(:committed_up_to AS timestamptz), now()),
+INSERT INTO processes (process_id, kind, takes, committed_up_to, markers_from)
+VALUES (:id, 'collector', jsonb_build_object('max_sessions', CAST(:max_sessions AS integer)),
+        coalesce(CAST(:committed_up_to AS timestamptz), now()),
         CASE WHEN :was_cut_off
                   OR NOT EXISTS (SELECT FROM processes WHERE kind = 'collector')
              THEN now() + make_interval(secs => :grace_s) END)
@@ -124,6 +125,7 @@ def report_collector(
     grace_s: float,
     alive_s: float,
     hides_s: float,
+    max_sessions: int | None = None,
 ) -> CollectorReport:
     """Record that a collector is alive, advance the watermark and note the next markers.
 
@@ -139,9 +141,11 @@ def report_collector(
         alive_s: Silence after which another collector counts as dead.
         hides_s: On a broker without order, the time for which it hides a dead consumer's
             messages before it delivers them again; 0: the broker keeps order.
+        max_sessions: The setting `agentcore.max_sessions`, by which the status explains waits.
     """
     values = {
         "id": collector_id,
+        "max_sessions": max_sessions,
         "committed_up_to": committed_up_to,
         "was_cut_off": was_cut_off,
         "grace_s": grace_s,

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from pipeline.contract.rollout import RunState
 from pipeline.store.capacity import Capacity
+from pipeline.store.remote_sessions import SessionWaits
 from pipeline.store.wait_reasons import (
     TrainerFacts,
     WaitFacts,
@@ -101,6 +102,24 @@ def test_rollouts_that_would_be_too_old_say_what_is_ahead_of_them():
     room = replace(capacity, ready=7)
     assert explain_wait(replace(BUSY, running=0, queued=9, capacity=room)) == (
         "9 rollouts are queued.",
+    )
+
+
+def test_a_run_on_agentcore_names_used_up_sessions_and_refused_calls():
+    sessions = SessionWaits(own=600, others=400, most=1000, throttled=0, refused=0)
+    waiting = replace(BUSY, running=0, queued=5, sessions=sessions)
+    assert explain_wait(waiting) == (
+        "5 rollouts are queued; all 1000 sessions (agentcore.max_sessions) are in use, 600 by this "
+        "run and 400 by other runs.",
+    )
+    for most in (1001, None):
+        free = replace(waiting, sessions=sessions._replace(most=most))
+        assert explain_wait(free) == ("5 rollouts are queued.",)
+    refused = sessions._replace(throttled=3, refused=1)
+    told = explain_wait(replace(waiting, retry_waits=5, next_retry_s=2.0, sessions=refused))
+    assert told == (
+        "5 rollouts wait for a retry, the next in 2 s; for 3 of them AgentCore throttled the call, "
+        "for 1 of them the account had no free session, which uses no attempt.",
     )
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib
 
 import pytest
+from fixtures.collectors import StoredCollector
 from fixtures.stored_run import StoredRun
 from sqlalchemy import text
 
-from pipeline.contract.messages import Completion
+from pipeline.contract.errors import ErrorClass
+from pipeline.contract.messages import Completion, ErrorRecord
 from pipeline.store.engine import transact
 from pipeline.store.remote_sessions import (
     attempts_named,
@@ -20,6 +22,7 @@ from pipeline.store.remote_sessions import (
     waiting_attempts,
 )
 from pipeline.store.schema import head, upgrade
+from pipeline.store.status import run_stats, run_status
 
 TARGET = {
     "target": "arn:aws:bedrock-agentcore:us-west-2:1:runtime/x",
@@ -83,6 +86,31 @@ def test_a_session_is_overdue_after_its_time(engine, story):
     transact(engine, lambda c: c.execute(later))
     (waiting,) = transact(engine, lambda c: waiting_attempts(c, ()))
     assert waiting.is_overdue
+
+
+def test_a_status_names_used_up_sessions_and_throttled_calls(engine, story):
+    claimed = story.claim(3)
+    transact(engine, lambda c: open_sessions(c, story.run, claimed))
+    StoredCollector(engine).report(max_sessions=3)
+    (queued,) = [s for s in waits(engine, story) if "queued" in s]
+    assert "all 3 sessions" in queued
+    assert "3 by this run and 0 by other runs" in queued
+
+    error = ErrorRecord(
+        error_class=ErrorClass.MODEL_RATE_LIMIT, code="throttled", message="m", retry_after_s=60.0
+    )
+    story.record(story.failed(claimed[0], error=error))
+    keys = [(claimed[0].rollout_id, claimed[0].attempt_no)]
+    transact(engine, lambda c: close_sessions(c, keys))
+    told = " ".join(waits(engine, story))
+    assert "for 1 of them AgentCore throttled the call, which uses no attempt" in told
+    assert "all 3 sessions" not in told
+
+
+def waits(engine, story):
+    status = transact(engine, lambda c: run_status(c, story.run))
+    assert transact(engine, lambda c: run_stats(c, story.run)).waits == status.waits
+    return status.waits
 
 
 def test_a_store_in_use_gets_the_table_of_sessions_and_keeps_its_rows(engine):
