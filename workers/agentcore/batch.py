@@ -70,11 +70,11 @@ Start = Callable[[], SessionResult | BatchItem]
 class BatchWaits:
     """The times of a batch, in seconds."""
 
-    timeout: float = 900.0
-    initial_interval: float = 0.5
-    max_interval: float = 30.0
-    backoff_factor: float = 1.5
-    log_interval: float = 30.0
+    timeout: float = 900.0  #: longest wait for each result
+    initial_interval: float = 0.5  #: between the first two looks for a result
+    max_interval: float = 30.0  #: longest time between two looks
+    backoff_factor: float = 1.5  #: growth of that time
+    log_interval: float = 30.0  #: between two log lines about the progress
 
 
 def item_of(index: int, result: dict[str, Any], elapsed_s: float) -> BatchItem:

@@ -13,12 +13,13 @@ import time
 import uuid
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import CancelledError
+from functools import partial
 from typing import Any
 
 import boto3
 from botocore.exceptions import BotoCoreError, ClientError
 
-from workers.agentcore.batch import AsyncBatchResult, BatchResult, BatchWaits
+from workers.agentcore.batch import AsyncBatchResult, BatchResult, BatchWaits, Start
 from workers.agentcore.runtime_calls import CallRate, InvocationError, RuntimeCalls
 
 _MISSING = frozenset({"404", "NoSuchKey", "NotFound"})
@@ -288,43 +289,33 @@ class RolloutClient:
         self,
         payloads: Sequence[Mapping[str, Any]],
         max_concurrent_sessions: int,
-        timeout: float = 900.0,
-        initial_interval: float = 0.5,
-        max_interval: float = 30.0,
-        backoff_factor: float = 1.5,
-        log_interval: float = 30.0,
+        *times: float,
+        **named_times: float,
     ) -> BatchResult:
         """Return an iterator over one `BatchItem` per payload, in the order of completion.
 
         Args:
             payloads: For the agent.
             max_concurrent_sessions: Sessions at once.
-            timeout: Longest wait for each result, in seconds.
-            initial_interval: Seconds between the first two looks for a result.
-            max_interval: Longest time between two looks, in seconds.
-            backoff_factor: Growth of that time.
-            log_interval: Seconds between two log lines about the progress.
+            *times: The fields of `BatchWaits` in their order, `timeout` first.
+            **named_times: The same by their names.
         """
-        waits = BatchWaits(timeout, initial_interval, max_interval, backoff_factor, log_interval)
-        return BatchResult([self._start(each) for each in payloads], max_concurrent_sessions, waits)
+        waits = BatchWaits(*times, **named_times)
+        return BatchResult(self._starts(payloads), max_concurrent_sessions, waits)
 
     def run_batch_async(
         self,
         payloads: Sequence[Mapping[str, Any]],
         max_concurrent_sessions: int,
-        timeout: float = 900.0,
-        initial_interval: float = 0.5,
-        max_interval: float = 30.0,
-        backoff_factor: float = 1.5,
-        log_interval: float = 30.0,
+        *times: float,
+        **named_times: float,
     ) -> AsyncBatchResult:
         """Return the same as an asynchronous iterator."""
-        waits = BatchWaits(timeout, initial_interval, max_interval, backoff_factor, log_interval)
-        starts = [self._start(each) for each in payloads]
-        return AsyncBatchResult(starts, max_concurrent_sessions, waits)
+        waits = BatchWaits(*times, **named_times)
+        return AsyncBatchResult(self._starts(payloads), max_concurrent_sessions, waits)
 
-    def _start(self, payload: Mapping[str, Any]) -> Any:
-        return lambda: self.invoke(payload)
+    def _starts(self, payloads: Sequence[Mapping[str, Any]]) -> list[Start]:
+        return [partial(self.invoke, payload) for payload in payloads]
 
 
 def _parse(body: bytes) -> dict[str, Any]:
