@@ -18,6 +18,7 @@ from fixtures.agentcore_runtime import (
     serving,
     set_environment,
 )
+from fixtures.waiting import wait_until
 
 
 @pytest.fixture
@@ -81,6 +82,11 @@ def test_a_run_through_sessions_keeps_the_apps_rewards_and_leaves_no_session(pla
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     by_prompt = {line["messages"][0]["content"]: line["reward"] for line in lines}
     assert by_prompt == {row["question"]: row["reward"] for row in ROWS}
+    # A reward of ours scores the stored trajectories, without the agent.
+    scored = rollout(environment, "rescore", "remote", "--reward", "gsm8k", "--json")
+    assert scored.returncode == 0, scored.stderr
+    (score,) = json.loads(scored.stdout)["scores"]
+    assert (score["name"], score["n"], score["mean"]) == ("gsm8k", 12, 1.0)
 
 
 BAD = [
@@ -150,6 +156,54 @@ def test_without_messages_the_sweep_finds_results_and_late_sessions_time_out(pla
     errors = json.loads(rollout(environment, "errors", "swept", "--json").stdout)["errors"]
     assert [error["error_class"] for error in errors] == ["agent_timeout"]
     assert "8 s" in json.dumps(errors)
+
+
+def test_a_killed_session_is_tried_again_and_nothing_is_lost_or_twice(place, tmp_path):
+    buckets, environment = place
+    del environment["ROLLOUT_AGENTCORE__RESULTS_QUEUE_URL"]
+    rows = [{"question": str(i), "reward": i / 10} for i in range(4)]
+    # The session works for a while, so that its worker has handed the attempt over.
+    rows[1] |= {"wait_s": 1.0, "dies_once": str(tmp_path / "died")}
+    with local_runtime(PLAIN_APP, tmp_path, environment=buckets.environment) as running:
+        environment |= {
+            "AWS_ENDPOINT_URL_BEDROCK_AGENTCORE": running.url,
+            "ROLLOUT_AGENTCORE__SESSION_TIMEOUT_S": "4",
+        }
+        done = rollout(
+            environment, "run", dataset(tmp_path, rows), "--run", "killed",
+            "--set", "backoff_base_s=0.1", "--executor", "agentcore", "--target", ARN, "--json",
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        figures = running.figures()
+    assert (figures["sessions"], figures["live_sessions"]) == (5, 0)
+    status = json.loads(done.stdout)
+    assert (status["rollouts"]["succeeded"], status["attempts"], status["retries"]) == (4, 5, 1)
+    assert rollout(environment, "export", "killed", "-o", tmp_path / "out.jsonl").returncode == 0
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert sorted(line["reward"] for line in lines) == [0.0, 0.1, 0.2, 0.3]
+
+
+def test_cancelling_a_run_stops_its_sessions_within_the_shared_rate(place, tmp_path):
+    buckets, environment = place
+    rows = [{"question": str(i), "wait_s": 300} for i in range(6)]
+    with local_runtime(PLAIN_APP, tmp_path, environment=buckets.environment) as running:
+        environment["AWS_ENDPOINT_URL_BEDROCK_AGENTCORE"] = running.url
+        options = ("--run", "stopped", "--executor", "agentcore", "--target", ARN)
+        command = [sys.executable, "-m", "rollout", "run", dataset(tmp_path, rows), *options]
+        with subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as process:
+            try:
+                wait_until(lambda: running.figures()["live_sessions"] == len(rows), timeout_s=60)
+                done = rollout(environment, "cancel", "stopped", "--yes")
+                assert done.returncode == 0, done.stderr
+                output, _ = process.communicate(timeout=60)
+            finally:
+                process.kill()
+        figures = running.figures()
+    assert (figures["stops"], figures["live_sessions"]) == (len(rows), 0), output
+    (limit,) = json.loads(rollout(environment, "limits", "show", "--json").stdout)
+    assert limit["granted"] >= figures["invocations"] + figures["stops"]
 
 
 def test_a_plain_container_is_a_target_too(place, tmp_path):

@@ -152,6 +152,36 @@ def test_a_runner_reports_and_goes_on_where_it_ended(place, style):
     assert running.figures()["sessions"] == before
 
 
+def test_an_interrupted_runner_runs_only_what_has_no_good_result(place, tmp_path):
+    buckets, running = place
+    opened = tmp_path / "opened"
+    payloads = [{"prompt": str(i), "reward": i} for i in range(5)]
+    for payload in payloads[1:]:
+        payload["wait_for"] = str(opened)
+
+    def runner():
+        return BatchRunner(
+            ARN,
+            s3_bucket=buckets.bucket,
+            sqs_url=buckets.queue_url,
+            exp_id="interrupted",
+            max_concurrent_sessions=3,
+            tps_limit=100,
+        )
+
+    for item in runner().run(payloads):
+        assert item.index == 0
+        break
+    assert running.figures()["live_sessions"] == 0
+    before = running.figures()["sessions"]
+    opened.touch()
+    again = runner()
+    items = sorted(again.run(payloads), key=lambda item: item.index)
+    assert [item.result and item.result["rewards"] for item in items] == list(range(5))
+    assert running.figures()["sessions"] == before + 4
+    assert again.report().mean == 2.0
+
+
 async def test_a_runner_is_asynchronous_too(place):
     runner = BatchRunner(ARN, s3_bucket=place[0].bucket, max_concurrent_sessions=2)
     items = [item async for item in runner.run_async([{"prompt": "a"}, {"prompt": "b"}])]
