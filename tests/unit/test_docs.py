@@ -22,8 +22,12 @@ from pydantic.fields import FieldInfo
 from pipeline.contract.errors import ERROR_TABLE, Action, ErrorClass
 from pipeline.contract.rollout import StopReason
 from pipeline.contract.run import RunConfig
+from pipeline.contract.train_batch import BatchSpec, PipelineStats, ResumeInfo
 from pipeline.settings import _ALIASES, Settings
-from pipeline.trainer.train_batch import TrainGroup, TrainRollout
+from pipeline.tokens.rows import TokenRow
+from pipeline.trainer.async_client import AsyncTrainerClient
+from pipeline.trainer.client import TrainerClient
+from pipeline.trainer.train_batch import TrainBatch, TrainGroup, TrainRollout
 from workers.core.registry import BUILTIN_AGENTS, get_agent_class
 from workers.core.tool_registry import BUILTIN_TOOLS, get_global_tool_registry
 from workers.rewards.registry import BUILTIN_REWARDS
@@ -88,13 +92,29 @@ def test_every_field_of_a_run_is_listed_with_its_default_and_meaning() -> None:
     }
 
 
-@pytest.mark.parametrize("kind", [TrainRollout, TrainGroup])
-def test_every_field_that_a_trainer_reads_is_listed(kind: type) -> None:
-    text = read(DOCS / "training.md").partition(f"A `{kind.__name__}` is")[2]
-    table = text[text.index("| field") :].partition("\n\n")[0]
-    listed = {name for cells in rows(table) for name in re.findall(r"`(\w+)`", cells[0])}
-    names = {*vars(kind), *kind.__dataclass_fields__}
-    assert listed == {name for name in names if not name.startswith("_")}
+def names_of(kind: type) -> set[str]:
+    fields = getattr(kind, "__dataclass_fields__", ())
+    return {name for name in (*dir(kind), *fields) if not name.startswith("_")}
+
+
+def listed_in_training(heading: str) -> set[str]:
+    table = read(DOCS / "training.md").partition(f"| {heading} |")[2].partition("\n\n")[0]
+    return {name for cells in rows(table) for name in re.findall(r"`(\w+)(?:\(.*?\))?`", cells[0])}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [TrainBatch, TrainGroup, TrainRollout, TokenRow, BatchSpec, PipelineStats, ResumeInfo],
+)
+def test_every_field_that_a_trainer_uses_is_listed(kind: type) -> None:
+    assert listed_in_training(f"field of `{kind.__name__}`") == names_of(kind)
+
+
+def test_every_method_of_a_trainers_client_is_listed_and_awaitable() -> None:
+    methods = names_of(TrainerClient) | {"lease_s"}
+    assert listed_in_training("method of `TrainerClient`") == methods
+    sync_only = {"lease_s", "next_step", "try_pull", "wait_for_groups"}
+    assert names_of(AsyncTrainerClient) == (methods - sync_only) | {"prefetch"}
 
 
 def test_what_a_reward_may_take_is_listed() -> None:
