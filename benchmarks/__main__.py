@@ -29,6 +29,7 @@ from benchmarks.growth import StoreTimes, growth_table
 from benchmarks.limits import measure_limits
 from benchmarks.scaling import SCALING_ROLLOUTS, measure_scaling, scaling_table
 from benchmarks.soak import measure_soak
+from benchmarks.train_batches import measure_pull
 from benchmarks.workloads import WORKLOADS
 
 app = typer.Typer(
@@ -97,6 +98,19 @@ def gateway(
 ) -> None:
     """Measure what the gateway adds to a model call, and 500 streams at once."""
     figures = asyncio.run(measure_gateway(pairs=pairs))
+    print(report.figure_table(figures))
+    _save(json_path, report.to_json(figures))
+
+
+@app.command()
+def pull(
+    groups: Annotated[int, typer.Option(min=1, help="Groups of the batch, of 8 rollouts.")] = 64,
+    tokens: Annotated[int, typer.Option(min=64, help="Tokens of a rollout, about.")] = 8192,
+    pairs: Annotated[int, typer.Option(min=1, help="Pairs of a pull and a reading.")] = 9,
+    json_path: Json = None,
+) -> None:
+    """Measure the pull of a large batch beside reading the same arrays from a file."""
+    figures = measure_pull(groups=groups, tokens=tokens, pairs=pairs)
     print(report.figure_table(figures))
     _save(json_path, report.to_json(figures))
 

@@ -15,7 +15,7 @@ def call(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("command", ["goals", "limits", "soak", "scaling", "faults"])
+@pytest.mark.parametrize("command", ["goals", "limits", "pull", "soak", "scaling", "faults"])
 def test_every_command_explains_itself(command):
     done = call(command, "--help")
     assert done.returncode == 0, done.stderr
