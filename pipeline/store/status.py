@@ -6,7 +6,7 @@ statement, so they are consistent. Reads only.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from pipeline.store.remote_sessions import session_waits
 from pipeline.store.reward_error import GROUP_SUMS, STDERR, prompt_sums
 from pipeline.store.run_health import is_failing
 from pipeline.store.runs import Run
+from pipeline.store.train_batch_rows import count_leased_elsewhere
 from pipeline.store.unfit_groups import count_equal_rewards
 from pipeline.store.wait_reasons import (
     TrainerFacts,
@@ -278,7 +279,7 @@ def _run_status(
         groups=groups,
         drops=drops,
         equal_rewards=equal,
-        leased_elsewhere=_count_leased_elsewhere(connection, run, groups, consumer),
+        leased_elsewhere=count_leased_elsewhere(connection, run, consumer),
     )
     return RunStatus(
         run=run.slug,
@@ -321,12 +322,6 @@ def _run_status(
     )
 
 
-_LEASED_ELSEWHERE = text("""
-SELECT count(*) FROM train_batches JOIN train_batch_groups USING (batch_id)
-WHERE run_id = :run_id AND state = 'leased' AND consumer <> :consumer
-""")
-
-
 def run_stats(
     connection: Connection, run: Run, *, consumer: str | None = None, spec: BatchSpec | None = None
 ) -> PipelineStats:
@@ -350,19 +345,10 @@ def run_stats(
         oldest_running_s=status.oldest_running_s,
         live_workers=status.live_workers,
         waits=status.waits,
-        leased_elsewhere=_count_leased_elsewhere(connection, run, status.groups, consumer),
+        leased_elsewhere=count_leased_elsewhere(connection, run, consumer),
         why=status.trainer,
         equal_rewards=status.equal_rewards,
     )
-
-
-def _count_leased_elsewhere(
-    connection: Connection, run: Run, groups: Mapping[str, int], consumer: str | None
-) -> int:
-    if consumer is None or not groups["leased"]:
-        return 0
-    values = {"run_id": run.run_id, "consumer": consumer}
-    return connection.execute(_LEASED_ELSEWHERE, values).scalar_one()
 
 
 def run_state(connection: Connection, run: Run) -> RunState:

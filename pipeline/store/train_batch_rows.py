@@ -12,6 +12,12 @@ from uuid import UUID
 from sqlalchemy import Connection, text
 
 from pipeline.store.engine import BINARY
+from pipeline.store.runs import Run
+
+_LEASED_ELSEWHERE = text("""
+SELECT count(*) FROM train_batches JOIN train_batch_groups USING (batch_id)
+WHERE run_id = :run_id AND state = 'leased' AND consumer <> :consumer
+""")
 
 
 class BatchGroup(NamedTuple):
@@ -136,3 +142,11 @@ def read_body_row(connection: Connection, rollout_id: UUID, attempt_no: int) -> 
     """Return the stored body of an attempt."""
     values = {"rollout_id": rollout_id, "attempt_no": attempt_no}
     return BodyRow(*connection.execute(_BODY, values).one())
+
+
+def count_leased_elsewhere(connection: Connection, run: Run, consumer: str | None) -> int:
+    """Return how many groups of a run are leased to other consumers than this one; None: 0."""
+    if consumer is None:
+        return 0
+    values = {"run_id": run.run_id, "consumer": consumer}
+    return connection.execute(_LEASED_ELSEWHERE, values).scalar_one()
