@@ -5,6 +5,7 @@ Used by `rollout doctor`. Must not: change anything, or call a model more than o
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import shutil
 import sys
@@ -27,6 +28,7 @@ from pipeline.embedded.redis_programs import find_program
 from pipeline.hidden_packages import find_hidden
 from pipeline.queue.broker import broker_of
 from pipeline.queue.payloads import open_payloads
+from pipeline.redaction import Redactor
 from pipeline.settings import Settings
 from pipeline.store import schema
 from pipeline.store.engine import place_of, transact
@@ -34,8 +36,10 @@ from rollout.deployment import borrowed, engine_of, private_services, settings_o
 from rollout.endpoint import Probe, call_with_tokens, probe
 from workers.llm.providers import find_provider
 from workers.sandbox.kinds import choose_local, obstacle_of
+from workers.tools.mcp_servers import MCP_PREFIX, MCPServerError, MCPServers
 
 _PROBE_S = 2.0
+_MCP_OPEN_S = 15.0
 _MIN_FREE_BYTES = 200 * 2**20
 _LOW_FREE_BYTES = 2 * 2**30
 _MAX_CLOCK_SKEW_S = 5.0
@@ -80,6 +84,7 @@ def run_checks(ctx: typer.Context) -> Iterator[Check]:
     yield from check_endpoints(settings)
     for name, look in (("disk", _disk), ("payloads", _payloads), ("sandbox", _sandbox)):
         yield _guarded(name, look, settings)
+    yield from asyncio.run(_mcp_servers(settings))
 
 
 def check_endpoints(settings: Settings) -> Iterator[Check]:
@@ -289,6 +294,26 @@ def _sandbox(settings: Settings) -> Check:
     return Check(
         "sandbox", "ok" if is_whole else "warning", detail, "" if is_whole else _SANDBOX_REMEDY
     )
+
+
+async def _mcp_servers(settings: Settings) -> list[Check]:
+    """Open the MCP servers of the settings, all at the same time, and close them again."""
+    servers = {name: server.arguments() for name, server in settings.worker.mcp.items()}
+    redactor = Redactor.of(settings, {})
+
+    async def check(name: str) -> Check:
+        title = f"{MCP_PREFIX}{name}"
+        opened = MCPServers({name: servers[name]}, open_timeout_s=_MCP_OPEN_S)
+        try:
+            tools = await opened.tools([name])
+        except MCPServerError as error:
+            remedy = f"Correct worker.mcp.{name}, or start the server that its url names."
+            return Check(title, "failed", redactor.text(str(error)), remedy, 6)
+        finally:
+            await opened.close()
+        return Check(title, "ok", f"tools: {', '.join(tools) or 'none'}")
+
+    return await asyncio.gather(*map(check, servers))
 
 
 def _existing(path: Path) -> Path:

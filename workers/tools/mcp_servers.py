@@ -10,6 +10,7 @@ import asyncio
 import importlib
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from workers.core.base_tool import BaseAgenticTool
@@ -19,7 +20,6 @@ from workers.tools.mcp_tools import MCPTool, mcp_tools
 #: Begins the names of a run's tools that are whole MCP servers.
 MCP_PREFIX = "mcp:"
 
-#: Longest time to start a server, or to connect to it.
 OPEN_TIMEOUT_S = 60.0
 
 logger = logging.getLogger(__name__)
@@ -34,10 +34,15 @@ class MCPServers:
 
     Args:
         servers: Name to the arguments of `mcp_tools`.
+        open_timeout_s: Longest time to start a server, or to connect to it.
     """
 
-    def __init__(self, servers: Mapping[str, Mapping[str, Any]]) -> None:
-        self._servers = {name: _Server(name, arguments) for name, arguments in servers.items()}
+    def __init__(
+        self, servers: Mapping[str, Mapping[str, Any]], *, open_timeout_s: float = OPEN_TIMEOUT_S
+    ) -> None:
+        self._servers = {
+            name: _Server(name, arguments, open_timeout_s) for name, arguments in servers.items()
+        }
 
     async def tools(self, names: Sequence[str]) -> dict[str, BaseAgenticTool]:
         """Return the tools of these servers by the names for the model.
@@ -91,9 +96,10 @@ class ServerTool(BaseAgenticTool):
 class _Server:
     """One server and its connection."""
 
-    def __init__(self, name: str, arguments: Mapping[str, Any]) -> None:
+    def __init__(self, name: str, arguments: Mapping[str, Any], open_timeout_s: float) -> None:
         self._name = name
         self._arguments = arguments
+        self._open_timeout_s = open_timeout_s
         self._lock = asyncio.Lock()
         self._tools: dict[str, MCPTool] | None = None
         self._closing = asyncio.Event()
@@ -120,13 +126,14 @@ class _Server:
             self._keeper = self._tools = None
 
     async def _opened(self) -> dict[str, MCPTool]:
-        # A second of imports must not hold up the event loop.
-        await asyncio.to_thread(importlib.import_module, "mcp")
+        # Imports of a second must not block the event loop. `mcp_tools` says how to install them.
+        with suppress(ModuleNotFoundError):
+            await asyncio.to_thread(importlib.import_module, "mcp")
         opened: asyncio.Future[dict[str, MCPTool]] = asyncio.get_running_loop().create_future()
         self._closing = asyncio.Event()
         self._keeper = asyncio.create_task(self._keep(opened))
         try:
-            async with asyncio.timeout(OPEN_TIMEOUT_S):
+            async with asyncio.timeout(self._open_timeout_s):
                 return await opened
         except BaseException as error:
             self._keeper.cancel()
@@ -134,7 +141,7 @@ class _Server:
             self._keeper = None
             if not isinstance(error, Exception):
                 raise
-            reason = f"no answer within {OPEN_TIMEOUT_S:g} s"
+            reason = f"no answer within {self._open_timeout_s:g} s"
             if not isinstance(error, TimeoutError):
                 reason = _first_of(error)
             raise MCPServerError(

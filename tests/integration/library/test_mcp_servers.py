@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,8 @@ from sqlalchemy import Engine
 
 from pipeline.contract.trajectory import unpack_record
 from pipeline.redaction import Redactor
+from rollout.app import run_command
 from workers.core.tool_call import invoke_tool
-from workers.tools import mcp_servers
 from workers.tools.mcp_servers import MCPServerError, MCPServers
 
 SERVER = '''
@@ -93,11 +94,28 @@ async def test_a_server_that_is_unknown_or_does_not_start_is_told():
         await servers.tools(["gone"])
 
 
-async def test_a_server_that_never_answers_is_given_up(monkeypatch):
-    monkeypatch.setattr(mcp_servers, "OPEN_TIMEOUT_S", 0.5)
-    servers = MCPServers({"mute": {"command": "sleep", "args": ["60"]}})
+async def test_a_server_that_never_answers_is_given_up():
+    servers = MCPServers({"mute": {"command": "sleep", "args": ["60"]}}, open_timeout_s=0.5)
     with pytest.raises(MCPServerError, match=r"no answer within 0\.5 s"):
         await servers.tools(["mute"])
+
+
+def test_the_doctor_opens_each_server_once(shelf, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    servers = {
+        "shelf": {**shelf, "env": {"SHELF_KEY": "a-secret-key"}},
+        "gone": {"command": "/nowhere/a-secret-key"},
+    }
+    monkeypatch.setenv("ROLLOUT_WORKER__MCP", json.dumps(servers))
+    run_command(["doctor", "--json"])
+    shown = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
+    found, gone = shown["mcp:shelf"], shown["mcp:gone"]
+    assert (found["status"], found["detail"]) == ("ok", "tools: add, key, fail, die")
+    assert gone["status"] == "failed"
+    assert "could not be opened: FileNotFoundError" in gone["detail"]
+    assert "/nowhere/***" in gone["detail"]
+    assert gone["remedy"].startswith("Correct worker.mcp.gone")
+    assert starts(tmp_path) == 1
 
 
 async def test_tools_of_equal_names_need_a_prefix(shelf):
