@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from fake_candidates import FAKES, WHOLE
 from fixtures.sandboxes import Marked, children, require_own_pid_namespace
+from function_problems import PROBLEMS, UNSHIFT, Problem
 from honest_candidates import HONEST, TREE
 
 from pipeline.contract.errors import SandboxError
@@ -192,8 +193,9 @@ async def test_150_candidates_in_parallel_leave_no_process_file_or_descriptor(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     good = f"# {mark}\n{WHOLE}"
+    # A few loops are enough: each uses two seconds of a processor.
     bad = [
-        f"def largest(n):\n    return 0  # {mark}",
+        *([f"def largest(n):\n    return 0  # {mark}"] * 5),
         f"import os  # {mark}\nfor _ in range(5):\n    if os.fork() == 0:\n        os.setsid()\n"
         "        while True: os.read(os.open('/dev/zero', 0), 1)\nos._exit(0)",
         f"def largest(n):\n    while True: pass  # {mark}",
@@ -201,7 +203,7 @@ async def test_150_candidates_in_parallel_leave_no_process_file_or_descriptor(
     await python_tests(WHOLE, ROW)
     gc.collect()
     descriptors, before = len(os.listdir("/proc/self/fd")), children()
-    answers = [bad[number % 3] if number % 5 == 4 else good for number in range(160)]
+    answers = [bad[number // 5 % len(bad)] if number % 5 == 4 else good for number in range(160)]
     rewards = await asyncio.gather(*(python_tests(a, ROW, timeout_s=2.0) for a in answers))
     assert rewards == [0.0 if number % 5 == 4 else 1.0 for number in range(160)]
     await mark.wait_gone()
@@ -225,22 +227,54 @@ def test_last_fenced_block_is_the_candidate(text: str, code: str) -> None:
     assert candidate_in(text, "f") == code
 
 
-USAGE = "```python\nprint(largest([1, 2]))\n```"
-
-
-@pytest.mark.parametrize(
-    "after",
-    [
-        f"You use it like this:\n{USAGE}",
-        "It prints:\n```\n3\n```",
-        f"{USAGE}\nwhich prints\n```text\n2\n```\n",
-        "```python\nassert largest([1]) == 1\n```",
-        "```bash\npython largest.py\n```",
-        "```python\nlargest == max\n```",
-    ],
+#: Blocks that a model writes after its function.
+AFTER = (
+    "You use it like this:\n```python\nprint({name}([1, 2]))\n```",
+    "It prints:\n```\n3\n```",
+    "```python\nprint({name}(2))\n```\nwhich prints\n```text\n2\n```\n",
+    "```python\nassert {name}([1]) == 1\n```",
+    "```bash\npython {name}.py\n```",
+    "```python\n{name} == max\n```",
 )
-async def test_blocks_after_the_function_do_not_replace_it(after: str) -> None:
-    assert await python_tests(f"```python\n{WHOLE}```\n{after}", ROW) == 1.0
+
+
+async def rewards_of(candidates: list[tuple[Problem, str]]) -> list[tuple[str, str, float]]:
+    """Score candidates in parallel: entry point, answer and reward of each."""
+    rewards = await asyncio.gather(*(python_tests(code, each.row) for each, code in candidates))
+    return [
+        (each.entry_point, code, reward)
+        for (each, code), reward in zip(candidates, rewards, strict=True)
+    ]
+
+
+async def test_canonical_solutions_pass_also_with_blocks_after_them() -> None:
+    candidates = [(each, each.solution) for each in PROBLEMS]
+    for each, after in zip(PROBLEMS, AFTER, strict=True):
+        whole = f"```python\n{each.prompt}{each.solution}```\n"
+        candidates.append((each, whole + after.format(name=each.entry_point)))
+    assert [scored for scored in await rewards_of(candidates) if scored[2] != 1.0] == []
+
+
+async def test_equivalent_mutants_pass() -> None:
+    mutants = [(each, code) for each in PROBLEMS for code in each.mutants(each.equivalent)]
+    assert [scored for scored in await rewards_of(mutants) if scored[2] != 1.0] == []
+
+
+async def test_wrong_mutants_fail() -> None:
+    mutants = [(each, code) for each in PROBLEMS for code in each.mutants(each.wrong)]
+    assert [scored for scored in await rewards_of(mutants) if scored[2] != 0.0] == []
+
+
+async def test_a_mutant_of_the_prompts_helper_fails_although_it_inverts_itself() -> None:
+    """The task is to invert the helper that the prompt gives, and the tests use that one."""
+    head, found, body = (UNSHIFT.prompt + UNSHIFT.solution).partition("group[1:] + group[:1]")
+    assert found
+    turned = f"{head}group[-1:] + group[:-1]{body}"
+    same = f"{head}(group + group)[1:4]{body}"
+    assert [reward for *_, reward in await rewards_of([(UNSHIFT, turned), (UNSHIFT, same)])] == [
+        0.0,
+        1.0,
+    ]
 
 
 @pytest.mark.parametrize(
