@@ -22,6 +22,11 @@ TOOL = {
     },
 }
 
+THINKING = [
+    {"type": "thinking", "thinking": "hmm", "signature": "c2lnbmVk"},
+    {"type": "redacted_thinking", "data": "aGlkZGVu"},
+]
+
 
 def answer(*blocks: dict[str, Any], stop_reason: str = "end_turn") -> dict[str, Any]:
     return {
@@ -71,7 +76,7 @@ async def test_a_plain_question_is_asked_and_answered(
 async def test_tool_calls_are_translated_both_ways(endpoint: Any, claude: ClaudeAPIClient) -> None:
     endpoint.answer(
         answer(
-            {"type": "thinking", "thinking": "hmm"},
+            *THINKING,
             {"type": "text", "text": "I compute."},
             {"type": "tool_use", "id": "tu_2", "name": "calculator", "input": {"expression": "1"}},
             stop_reason="tool_use",
@@ -122,6 +127,11 @@ async def test_tool_calls_are_translated_both_ways(endpoint: Any, claude: Claude
         {"expression": "1"},
     )
     assert response.to_message()["tool_calls"][0]["id"] == "tu_2"
+    endpoint.answer(answer({"type": "text", "text": "1"}))
+    result = {"role": "tool", "tool_call_id": "tu_2", "content": "1"}
+    await claude.generate([*messages, response.to_message(), result], tools=[TOOL])
+    # The API rejects a call whose signed thinking was left out or changed.
+    assert endpoint.seen[1].body["messages"][3]["content"][:2] == THINKING
 
 
 def error(kind: str, message: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import pytest
 from workers.agents.react_agent import ReActAgent
 from workers.core.model_response import ModelResponse
 from workers.core.trajectory import StepType, Trajectory
+from workers.rewards.answer_rewards import gsm8k
 
 QUESTION = {"content": "What is 15 * 24?"}
 
@@ -160,11 +161,13 @@ async def test_native_arguments_that_cannot_be_read_get_an_answer_too(script, ca
     assert "not valid JSON" in model.requests[1][-1]["content"]
 
 
-async def test_it_stops_at_max_steps(script):
-    model = script(*["Thought: t\nAction: calculator(expression='1')"] * 9)
+async def test_it_stops_at_max_steps_and_its_last_call_is_no_answer(script):
+    model = script(*["Thought: t\nAction: calculator(expression='15 * 24 == 360')"] * 9)
     trajectory = await agent_with_calculator(max_steps=7).run_trajectory(QUESTION, model, "r")
     assert trajectory.metadata["stop_reason"] == "max_steps"
     assert len(trajectory.steps) == 7
+    assert trajectory.get_final_response() == ""
+    assert gsm8k(trajectory.get_final_response(), "#### 360") == 0.0
 
 
 async def test_it_stops_at_the_call_beyond_max_tool_calls(script):
