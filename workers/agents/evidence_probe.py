@@ -11,6 +11,7 @@ import ast
 import builtins
 import json
 import os
+import re
 import sys
 import traceback
 import types
@@ -81,10 +82,13 @@ def _unittest_is_sound() -> bool:
 # --- objects that equal everything ---
 
 _CHECKED = "__rollout_checked__"
+#: Files of tests, as in `protected_paths`, below the folder in which the tests were started.
+_OF_TESTS = re.compile(r"(^|/)(tests?/|test_[^/]*\.py$|[^/]*_test\.py$|conftest\.py$)")
+_FOLDER = os.getcwd()
 _MOCKS = ("unittest.mock", "mock", "dirty_equals")
 _EQUALITIES = (
     "assertEqual", "assertListEqual", "assertTupleEqual", "assertSequenceEqual", "assertDictEqual",
-    "assertCountEqual", "assertIn",
+    "assertSetEqual", "assertMultiLineEqual", "assertCountEqual", "assertAlmostEqual", "assertIn",
 )  # fmt: skip
 
 
@@ -92,7 +96,7 @@ def _checked(value: Any, allows_mocks: bool = False) -> Any:
     """Return the operand of a comparison.
 
     Raises:
-        AssertionError: It equals everything, so the comparison would prove nothing.
+        AssertionError: It equals every value of a type, so the comparison would prove nothing.
     """
     if _equals_everything(value, allows_mocks, 4):
         raise AssertionError("the test compares an object that equals everything")
@@ -104,15 +108,40 @@ def _equals_everything(value: Any, allows_mocks: bool, depth: int) -> bool:
     if kind in (list, tuple, dict) and depth:
         parts = value.values() if kind is dict else value
         return any(_equals_everything(part, allows_mocks, depth - 1) for part in list(parts)[:100])
-    # A comparison that is written in C, such as an array's, may be expensive and is honest.
-    if not isinstance(kind.__eq__, types.FunctionType):
+    # A comparison that is written in C, such as an array's, may be expensive and is honest. The
+    # name tells it from another method of C, such as `__ne__`, in the place of `__eq__`.
+    is_of_c = isinstance(kind.__eq__, types.WrapperDescriptorType)
+    if is_of_c and kind.__eq__.__name__ == "__eq__":
         return False
-    if allows_mocks and kind.__module__ in _MOCKS:
+    if (allows_mocks and kind.__module__ in _MOCKS) or _is_of_tests(kind):
         return False
+    return any(_equals(value, other) for other in _random_values())
+
+
+def _is_of_tests(kind: Any) -> bool:
+    """Say whether the comparison is written in the tests: they have objects that match a pattern.
+
+    Changes of their files do not count, so the model did not write it.
+    """
+    code = getattr(kind.__eq__, "__code__", None)
+    return code is not None and bool(_OF_TESTS.search(os.path.relpath(code.co_filename, _FOLDER)))
+
+
+def _equals(value: Any, other: Any) -> bool:
     try:
-        return (value == object()) is True
+        return bool(value == other)
     except Exception:
         return False
+
+
+def _random_values() -> list[Any]:
+    """Return values that no honest object equals, one of each common type."""
+    number = int.from_bytes(os.urandom(8), "big")
+    text = str(number)
+    return [
+        *(object(), number, number / 7, text, text.encode()),
+        *([number], (number,), {text: number}, {number}),
+    ]
 
 
 class _OperandChecks(ast.NodeTransformer):
@@ -140,11 +169,11 @@ class _OperandChecks(ast.NodeTransformer):
         return node
 
     def _call(self, operand: ast.expr) -> ast.expr:
-        # pytest follows the names that an assignment inside of an assertion binds.
         if isinstance(operand, ast.Constant):
             return operand
+        # pytest follows the names that an assignment inside of an assertion binds.
         if any(type(node).__name__ == "NamedExpr" for node in ast.walk(operand)):
-            return operand  # pytest follows the names that an assertion binds
+            return operand
         name = ast.Name(_CHECKED, ast.Load())
         flag = ast.Constant(self._allows_mocks)
         flag.kind = None
@@ -170,14 +199,15 @@ def _check_operands_of_unittest() -> None:
 
 
 def _with_checks(method: Any) -> Any:
-    def compare(self: Any, first: Any, second: Any, *args: Any, **kwargs: Any) -> Any:
+    def compare(self: Any, *args: Any, **kwargs: Any) -> Any:
         module = vars(sys.modules.get(type(self).__module__, types))
         kinds = [getattr(type(value), "__module__", "") for value in module.values()]
         names = [getattr(value, "__name__", "") for value in module.values()]
         allows_mocks = any(each in _MOCKS for each in [*kinds, *names])
-        _checked(first, allows_mocks)
-        _checked(second, allows_mocks)
-        return method(self, first, second, *args, **kwargs)
+        # Each method has other names for its operands, and tests may pass them by name.
+        for operand in [*args[:2], *kwargs.values()]:
+            _checked(operand, allows_mocks)
+        return method(self, *args, **kwargs)
 
     return compare
 

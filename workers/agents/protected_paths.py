@@ -29,8 +29,6 @@ _RUNNER_MODULES = frozenset(
      "pygments", "colorama", "attr", "attrs", "nose", "nose2", "xdist", "execnet", "hypothesis",
      "mock", "coverage", "typing_extensions"}
 )  # fmt: skip
-
-
 #: Endings of files that the interpreter imports.
 _IMPORTED = (".py", ".so", ".pyd", ".zip")
 

@@ -212,7 +212,7 @@ class _Child:
 
     @property
     def pid(self) -> int:
-        """The child's process id; nobody else's until `end`."""
+        """The child's process id, which no other process can get before `end`."""
         return self._process.pid
 
     async def wait_exited(self, timeout_s: float) -> bool:
