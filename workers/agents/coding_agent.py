@@ -23,7 +23,7 @@ from workers.core.interaction import end_interactions
 from workers.core.options import Options
 from workers.core.tool_prompt import tools_text
 from workers.core.tools_config import create_tools
-from workers.core.trajectory import StepType, Trajectory, TrajectoryStep
+from workers.core.trajectory import Trajectory, TrajectoryStep
 from workers.sandbox.base import Sandbox, SandboxLimits
 from workers.sandbox.shared import SHARED, SandboxSettings
 
@@ -234,9 +234,3 @@ def _in_sandbox(name: str, tool: Any, sandbox: Sandbox) -> Any:
         return tool
     tool_class: Any = type(tool)
     return tool_class({**tool.config, "sandbox": sandbox})
-
-
-def last_answer(trajectory: Trajectory) -> str:
-    """Return the model's last final answer; empty if there is none."""
-    answers = [step for step in trajectory.steps if step.step_type is StepType.FINAL_ANSWER]
-    return answers[-1].content if answers else ""

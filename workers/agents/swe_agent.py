@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from workers.agents.coding_agent import CONTAINER_KINDS, CodingAgent, last_answer
+from workers.agents.coding_agent import CONTAINER_KINDS, CodingAgent
 from workers.agents.coding_verdict import TestVerdict
 from workers.core.options import Options
 from workers.core.trajectory import StepType, Trajectory, TrajectoryStep
@@ -71,7 +71,7 @@ class SWEAgent(CodingAgent):
         """
         reason = self.decide_stop(trajectory) or "answered"
         super().conclude(verdict, trajectory)
-        trajectory.metadata["summary"] = last_answer(trajectory)
+        trajectory.metadata["summary"] = trajectory.get_final_response()
         diff = trajectory.metadata.get("diff", "")
         trajectory.metadata["stop_reason"] = reason
         trajectory.add_step(TrajectoryStep(StepType.FINAL_ANSWER, diff, {"chat_message": None}))

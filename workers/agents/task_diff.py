@@ -77,20 +77,20 @@ async def read_diff(sandbox: Sandbox, base_tree: str) -> bytes:
     # A file, because the output of a command is cut.
     made = await sandbox.run(
         f"{_staged(base_tree)} && file=$(mktemp ./.rollout-diff-XXXXXX) && "
-        f'{_GIT} {_DIFF} {base_tree} > "$file" && echo "$file"'
+        f'{_GIT} {_DIFF} {base_tree} > "$file" && wc -c "$file"'
     )
     if not made.succeeded:
         return b""
-    path = made.stdout.strip()
+    size, _, path = made.stdout.strip().partition(" ")
     try:
-        diff = await sandbox.read_file(path)
-    except OSError as error:
+        # Before it is read: a large diff would fill the worker's memory.
+        if int(size) > MAX_DIFF_BYTES:
+            raise DiffRefused(f"the diff has {size} bytes; at most {MAX_DIFF_BYTES} are judged")
+        return await sandbox.read_file(path)
+    except (OSError, ValueError) as error:
         raise DiffRefused(f"the diff cannot be read: {error}") from error
     finally:
         await sandbox.run(["rm", "-f", "--", path])
-    if len(diff) > MAX_DIFF_BYTES:
-        raise DiffRefused(f"the diff has {len(diff)} bytes; at most {MAX_DIFF_BYTES} are judged")
-    return diff
 
 
 async def apply_diff(
@@ -126,7 +126,7 @@ async def apply_diff(
         raise DiffRefused(f"the diff does not apply to a clean copy: {reason}")
     words = applied.stdout.split("\0")[:-1]
     status = dict(zip(words[1::2], words[::2], strict=True))
-    new = [path for path, letter in status.items() if letter == "A"]
+    new = {path for path, letter in status.items() if letter == "A"}
     left_out = protected_paths(
         list(status),
         new=new,
@@ -156,7 +156,7 @@ async def _known(paths: Sequence[str], sandbox: Sandbox, base_tree: str) -> set[
     return set(listed.stdout.split("\0"))
 
 
-async def _undo(paths: Sequence[str], new: Sequence[str], sandbox: Sandbox, base_tree: str) -> None:
+async def _undo(paths: Sequence[str], new: set[str], sandbox: Sandbox, base_tree: str) -> None:
     for command, some in (
         ("rm -rf --", [path for path in paths if path in new]),
         (f"{_GIT} --literal-pathspecs checkout {base_tree} --", set(paths).difference(new)),
