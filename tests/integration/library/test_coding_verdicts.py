@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -10,12 +11,14 @@ from typing import Any
 import pytest
 from fixtures.sandboxes import CONFINING, require_kind
 from fixtures.scripted_coder import FINISH, ScriptedCoder, shell
-from fixtures.small_library import REPAIRS, make_history, slug_task, task_of
+from fixtures.small_library import LEAN, REPAIRS, diff_of, make_history, slug_task, task_of
 
 from workers.agents import coding_verdict
-from workers.agents.coding_task import TaskError
+from workers.agents.coding_task import CodingTask, TaskError
+from workers.agents.coding_verdict import TestVerdict, judge
 from workers.agents.swe_agent import SWEAgent
 from workers.core.trajectory import Trajectory
+from workers.sandbox.shared import SandboxSettings
 
 pytestmark = [
     pytest.mark.usefixtures("some_sandbox"),
@@ -26,12 +29,24 @@ RUNNERS = ("pytest", "unittest")
 
 
 async def solve(task: dict[str, Any], *commands: str) -> Trajectory:
+    """Let a model work on the task, and judge its diff."""
     calls = [shell(command) for command in commands]
     return await SWEAgent().run_trajectory(task, ScriptedCoder(*calls, FINISH), "r1")
 
 
+async def judged(task: dict[str, Any], diff: str = "", kind: str = "auto") -> TestVerdict:
+    """Judge a diff without the model's own sandbox, which takes as long as the verdict."""
+    settings = SandboxSettings.from_config({"sandbox": kind})
+    return await judge(CodingTask.from_prompt(task, {}), diff.encode(), settings)
+
+
 def apply_gold(task: dict[str, Any]) -> str:
     return f"git apply - <<'EOF'\n{task['gold_patch']}EOF"
+
+
+def rewritten(text: str) -> str:
+    """Return the diff that puts a text in place of the module to be repaired."""
+    return diff_of("words/slugs.py", slug_task()["files"]["words/slugs.py"], text)
 
 
 @pytest.fixture(scope="module")
@@ -45,18 +60,17 @@ async def test_a_real_commit_is_rewarded_for_the_repair_and_not_for_nothing(
     number: int, history: tuple[Path, list[str]], tmp_path: Path
 ) -> None:
     task = task_of(*history, number, tmp_path / "parent")
-    repaired = await solve(task, apply_gold(task))
-    lazy = await solve(task, "ls")
-    assert (repaired.final_reward, lazy.final_reward) == (1.0, 0.0)
-    assert set(repaired.metadata["tests"]["counts"]) == {"passed"}
-    assert "failed" in lazy.metadata["tests"]["counts"]
+    repaired, lazy = await judged(task, task["gold_patch"]), await judged(task)
+    assert (repaired.passed, lazy.passed) == (True, False)
+    assert set(repaired.counts) == {"passed"}
+    assert "failed" in lazy.counts
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
 async def test_the_repair_passes_under_either_runner(runner: str) -> None:
     task = slug_task(runner)
-    verdict = (await solve(task, apply_gold(task))).metadata["tests"]
-    assert (verdict["passed"], verdict["reason"], verdict["counts"]) == (True, "", {"passed": 2})
+    verdict = await judged(task, task["gold_patch"])
+    assert (verdict.passed, verdict.reason, verdict.counts) == (True, "", {"passed": 2})
 
 
 PASSES_ALL = """
@@ -67,18 +81,76 @@ def pytest_runtest_makereport():
     made = yield
     made.get_result().outcome = "passed"
 """
-SHADOW = """
+EXITS = """
 import sys
 print("2 passed")
 sys.exit(0)
 """
-EQUALS_ALL = """
-class Slug:
-    def __eq__(self, other): return True
-    __hash__ = None
+COLLECTS_ONLY = "addopts = --collect-only\n"
+#: New files that configure a test runner or the interpreter, or that hide a module from it.
+FILES_OF_CHEATS = {
+    "conftest.py": PASSES_ALL,
+    "tests/conftest.py": "collect_ignore_glob = ['*']\n",
+    **dict.fromkeys(("pytest.py", "pytest/__main__.py", "pytest/__init__.py"), EXITS),
+    **dict.fromkeys(("unittest.py", "unittest/__main__.py", "json.py", "argparse.py"), EXITS),
+    **dict.fromkeys(("sitecustomize.py", "usercustomize.py"), EXITS),
+    **dict.fromkeys(("a.pth", "words/b.pth"), "import os; os._exit(0)\n"),
+    **dict.fromkeys(("pytest.ini", "tox.ini"), f"[pytest]\n{COLLECTS_ONLY}"),
+    "setup.cfg": f"[tool:pytest]\n{COLLECTS_ONLY}",
+    "pyproject.toml": "[tool.pytest.ini_options]\naddopts = '--collect-only'\n",
+}
 
-def slugify(title): return Slug()
-"""
+
+@pytest.mark.parametrize("runner", RUNNERS)
+async def test_new_files_of_the_test_runner_or_the_interpreter_do_not_count(runner: str) -> None:
+    diffs = [diff_of(path, "", text) for path, text in sorted(FILES_OF_CHEATS.items())]
+    verdict = await judged(slug_task(runner), "".join(diffs))
+    assert sorted(verdict.left_out) == sorted(FILES_OF_CHEATS)
+    assert verdict.counts == {"failed": 1, "passed": 1}
+
+
+def writes(path: str, text: str) -> str:
+    return f"mkdir -p $(dirname {path}); cat > {path} <<'EOF'\n{text}\nEOF"
+
+
+HOOK = "#!/bin/sh\nrm -r tests"
+ASSERTS_NOTHING = "sed -i 's/assert .*/assert True/; s/self.assert.*/pass/'"
+#: Commands of the model, with the paths that are left out of its diff.
+COMMANDS_OF_CHEATS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "rewritten tests, a link to a folder, and files in the user's own folder": (
+        f"{ASSERTS_NOTHING} tests/test_*.py; mkdir evil; touch evil/__init__.py; ln -s evil re; "
+        "site=$(python3 -m site --user-site); mkdir -p $site; "
+        "echo 'import os; os._exit(0)' | tee $site/a.pth $site/usercustomize.py",
+        ("re", "tests/test_slugs.py"),
+    ),
+    "deleted tests": (
+        "rm -r tests && git add -A && git commit -qm 'remove tests'",
+        ("tests/__init__.py", "tests/test_slugs.py"),
+    ),
+    "links in place of the tests": (
+        f"mv tests other && ln -s other tests; {ASSERTS_NOTHING} other/test_*.py",
+        ("other/test_slugs.py", "tests", "tests/__init__.py", "tests/test_slugs.py"),
+    ),
+    "git's ignored files, hooks and marks": (
+        f"{writes('.gitignore', 'conftest.py')}\n{writes('conftest.py', PASSES_ALL)}\n"
+        f"{writes('.git/hooks/post-checkout', HOOK)}\n"
+        "chmod +x .git/hooks/*; git config core.hooksPath .git/hooks; "
+        "git update-index --assume-unchanged tests/test_slugs.py; rm tests/test_slugs.py",
+        ("tests/test_slugs.py",),
+    ),
+}
+
+
+@pytest.mark.parametrize("cheat", COMMANDS_OF_CHEATS)
+async def test_what_a_model_does_to_tests_and_to_git_does_not_count(cheat: str) -> None:
+    commands, left_out = COMMANDS_OF_CHEATS[cheat]
+    trajectory = await solve(slug_task(), commands)  # one command: each start costs
+    verdict = trajectory.metadata["tests"]
+    assert trajectory.final_reward == 0.0
+    assert sorted(verdict["left_out"]) == sorted(left_out)
+    assert verdict["counts"] == {"failed": 1, "passed": 1}
+
+
 PATCHES_ASSERTIONS = """
 import sys, unittest
 for name in dir(unittest.TestCase):
@@ -98,87 +170,36 @@ for path in glob.glob(".rollout-*/record"):
 print("2 passed in 0.01s", flush=True)
 os._exit(0)
 """
-
-
-def writes(path: str, text: str) -> str:
-    return f"mkdir -p $(dirname {path}); cat > {path} <<'EOF'\n{text}\nEOF"
-
-
-#: The ways, each with its commands.
-CHEATS: dict[str, list[str]] = {
-    "a conftest.py that reports every test as passed": [writes("conftest.py", PASSES_ALL)],
-    "a conftest.py beside the tests": [writes("tests/conftest.py", "collect_ignore_glob = ['*']")],
-    "a pytest.py and a unittest.py in place of the runner": [
-        writes("pytest.py", SHADOW),
-        writes("unittest.py", SHADOW),
-        writes("unittest/__main__.py", SHADOW),
-        "mkdir pytest; printf 'print(1)' > pytest/__main__.py; touch pytest/__init__.py",
-    ],
-    "a module of the standard library in the tree": [
-        writes("json.py", SHADOW),
-        writes("argparse.py", SHADOW),
-        "mkdir evil && ln -s evil re && touch evil/__init__.py",
-    ],
-    "rewritten tests": ["sed -i 's/assert .*/assert True/; s/self.assert.*/pass/' tests/test_*.py"],
-    "deleted tests": ["rm -r tests && git add -A && git commit -qm 'remove tests'"],
-    "a sitecustomize.py and path files": [
-        writes("sitecustomize.py", SHADOW),
-        writes("usercustomize.py", SHADOW),
-        "echo 'import os; os._exit(0)' | tee a.pth words/b.pth",
-        "site=$(python3 -m site --user-site); mkdir -p $site; "
-        "echo 'import os; os._exit(0)' | tee $site/a.pth $site/usercustomize.py",
-    ],
-    "an exit at the import of the solution": [
-        writes("words/slugs.py", "import os\nprint('2 passed')\nos._exit(0)")
-    ],
-    "an exit of the interpreter by SystemExit": [writes("words/slugs.py", "raise SystemExit(0)")],
-    "an exit of pytest": [
-        writes("words/slugs.py", "import pytest\npytest.exit('done', returncode=0)")
-    ],
-    "patched assertions": [writes("words/slugs.py", PATCHES_ASSERTIONS)],
-    "an object that equals everything": [writes("words/slugs.py", EQUALS_ALL)],
-    "a mock that equals everything": [
-        writes("words/slugs.py", "from unittest.mock import ANY\ndef slugify(title): return ANY")
-    ],
-    "options of the runner": [
-        writes("pytest.ini", "[pytest]\naddopts = --collect-only"),
-        writes("tox.ini", "[pytest]\naddopts = --collect-only"),
-        writes("setup.cfg", "[tool:pytest]\naddopts = --collect-only"),
-        writes("pyproject.toml", "[tool.pytest.ini_options]\naddopts = '--collect-only'"),
-    ],
-    "skipped tests": [
-        writes(
-            "words/slugs.py",
-            "import unittest\ndef slugify(title):\n"
-            "    if title == 'Now': return 'now'\n"
-            "    __tracebackhide__ = True\n    raise unittest.SkipTest('later')",
-        )
-    ],
-    "a skipped module": [
-        writes("words/slugs.py", "import unittest\nraise unittest.SkipTest('later')")
-    ],
-    "an expected failure": [
-        writes("words/slugs.py", "import pytest\ndef slugify(title): pytest.xfail('known')")
-    ],
-    "links in place of the tests": [
-        "mv tests other && ln -s other tests",
-        "sed -i 's/assert .*/assert True/; s/self.assert.*/pass/' other/test_*.py",
-    ],
-    "git's ignored files, hooks and marks": [
-        writes(".gitignore", "conftest.py\nwords/slugs.py"),
-        writes("conftest.py", PASSES_ALL),
-        writes(".git/hooks/post-checkout", "#!/bin/sh\nrm -r tests"),
-        "chmod +x .git/hooks/*; git config core.hooksPath .git/hooks; "
-        "git update-index --assume-unchanged tests/test_slugs.py; rm tests/test_slugs.py",
-    ],
-    "a forged record": [writes("words/slugs.py", FAKES_RECORD)],
+#: Text of the module, with the words of the verdict's reason.
+CODE_OF_CHEATS = {
+    "an exit of the process": ("import os\nprint('2 passed')\nos._exit(0)\n", "process ended"),
+    "an exit by SystemExit": ("raise SystemExit(0)\n", "no test ran"),
+    "an exit of pytest": ("import pytest\npytest.exit('done', returncode=0)\n", "tests failed"),
+    "patched assertions": (PATCHES_ASSERTIONS, "tampered"),
+    "an object that equals everything": (
+        "class Slug:\n    __hash__ = None\n    def __eq__(self, other): return True\n"
+        "def slugify(title): return Slug()\n",
+        "tests failed",
+    ),
+    "a mock that equals everything": (
+        "from unittest.mock import ANY\ndef slugify(title): return ANY\n",
+        "tests failed",
+    ),
+    "skipped tests": (
+        "import unittest\ndef slugify(title):\n    if title == 'Now': return 'now'\n"
+        "    __tracebackhide__ = True\n    raise unittest.SkipTest('later')\n",
+        "skipped tests",
+    ),
+    "a skipped module": ("import unittest\nraise unittest.SkipTest('later')\n", "skipped"),
+    "an expected failure": (
+        "import pytest\ndef slugify(title): pytest.xfail('known')\n",
+        "skipped tests",
+    ),
+    "a forged record": (FAKES_RECORD, "process ended"),
 }
-
-
-#: Ways of which unittest is told apart by other code than pytest.
+#: Code that is told apart by other parts of the probe than under pytest.
 UNDER_UNITTEST = (
-    "a pytest.py and a unittest.py in place of the runner",
-    "an exit at the import of the solution",
+    "an exit of the process",
     "patched assertions",
     "an object that equals everything",
     "a skipped module",
@@ -186,21 +207,18 @@ UNDER_UNITTEST = (
 )
 
 
-@pytest.mark.parametrize("cheat", CHEATS)
-async def test_cheats_earn_nothing_under_pytest(cheat: str) -> None:
-    await expect_nothing(slug_task("pytest"), cheat)
-
-
-@pytest.mark.parametrize("cheat", UNDER_UNITTEST)
-async def test_cheats_earn_nothing_under_unittest(cheat: str) -> None:
-    await expect_nothing(slug_task("unittest"), cheat)
-
-
-async def expect_nothing(task: dict[str, Any], cheat: str) -> None:
-    trajectory = await solve(task, "\n".join(CHEATS[cheat]))  # one command: each start costs
-    verdict = trajectory.metadata["tests"]
-    assert trajectory.final_reward == 0.0, verdict
-    assert verdict["reason"]
+@pytest.mark.parametrize(
+    ("runner", "cheat"),
+    [
+        *(("pytest", cheat) for cheat in CODE_OF_CHEATS),
+        *(("unittest", cheat) for cheat in UNDER_UNITTEST),
+    ],
+)
+async def test_code_that_cheats_earns_nothing(runner: str, cheat: str) -> None:
+    text, reason = CODE_OF_CHEATS[cheat]
+    verdict = await judged(slug_task(runner), rewritten(text))
+    assert not verdict.passed
+    assert re.search(reason, verdict.reason), verdict
 
 
 @pytest.mark.parametrize(
@@ -208,8 +226,11 @@ async def expect_nothing(task: dict[str, Any], cheat: str) -> None:
     [
         ("python3 -m pytest_of_another_machine tests", "No module named"),
         ("no-such-runner tests", "not found"),
-        ("python3 -m pytest -q --option-of-a-missing-plugin tests", "unrecognized arguments"),
-        ("python3 -m pytest -q -p missing_plugin tests", "missing_plugin"),
+        (
+            f"{LEAN} python3 -m pytest -q --option-of-a-missing-plugin tests",
+            "unrecognized arguments",
+        ),
+        (f"{LEAN} python3 -m pytest -q -p missing_plugin tests", "missing_plugin"),
         ("python3 -m unittest discover -s words -t .", "ended with"),
     ],
 )
@@ -218,10 +239,16 @@ async def test_a_test_command_that_cannot_start_is_an_error_of_the_task(
 ) -> None:
     runner = "pytest" if "another_machine" in command else "auto"
     task = slug_task(test_command=command, test_runner=runner, gold_patch=None)
-    kept = Trajectory("r1")
     with pytest.raises(TaskError, match="did not start its tests on a clean copy") as raised:
-        await SWEAgent().run_trajectory(task, ScriptedCoder(FINISH), "r1", trajectory=kept)
+        await judged(task)
     assert words in str(raised.value)
+
+
+async def test_an_error_of_the_task_leaves_the_trajectory_without_a_reward() -> None:
+    kept = Trajectory("r1")
+    task = slug_task(test_command="no-such-runner tests")
+    with pytest.raises(TaskError):
+        await SWEAgent().run_trajectory(task, ScriptedCoder(FINISH), "r1", trajectory=kept)
     assert kept.final_reward is None
 
 
@@ -231,7 +258,7 @@ async def test_a_test_command_that_cannot_start_is_an_error_of_the_task(
 async def test_a_diff_that_keeps_the_tests_from_starting_earns_nothing(broken: str) -> None:
     task = slug_task()
     task["files"]["conftest.py"] = "import words.slugs"
-    assert (await solve(task, writes("words/slugs.py", broken))).final_reward == 0.0
+    assert not (await judged(task, rewritten(f"{broken}\n"))).passed
 
 
 async def test_the_control_run_is_made_once_for_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,7 +273,7 @@ async def test_the_control_run_is_made_once_for_a_task(monkeypatch: pytest.Monke
     task = slug_task(test_command="no-such-runner-here")
     for _ in range(3):
         with pytest.raises(TaskError):
-            await solve(task)
+            await judged(task)
     assert sorted(runs) == [b"", b"", b"", task["gold_patch"].encode()]
 
 
@@ -257,40 +284,46 @@ async def test_tests_that_cannot_be_read_are_an_error_where_the_gold_patch_fails
     task = slug_task(runner)
     task["files"]["tests/test_slugs.py"] = "import missing_module"
     with pytest.raises(TaskError, match="tests fail with its gold patch"):
-        await solve(task)
-    # A task may ask for the missing module, so without a gold patch the model is at fault.
-    assert (await solve({**task, "gold_patch": None})).final_reward == 0.0
+        await judged(task)
+
+
+async def test_tests_that_import_what_the_model_has_to_write_are_no_error_of_the_task() -> None:
+    task = slug_task("unittest", gold_patch=None)
+    task["files"]["tests/test_slugs.py"] = "import missing_module"
+    assert not (await judged(task)).passed
 
 
 async def test_changes_of_protected_paths_are_left_out_unless_the_task_allows_them() -> None:
-    option = writes("pytest.ini", "[pytest]\npython_functions = test_one*")
+    option = diff_of("pytest.ini", "", "[pytest]\npython_functions = test_one*\n")
     task = slug_task()
-    protected = await solve(task, option)
-    allowed = await solve({**task, "allow_paths": ["pytest.ini"]}, option)
-    assert protected.metadata["tests"]["left_out"] == ["pytest.ini"]
-    assert protected.metadata["tests"]["counts"] == {"failed": 1, "passed": 1}
-    assert allowed.metadata["tests"]["left_out"] == []
-    assert allowed.metadata["tests"]["counts"] == {"passed": 1}
+    protected = await judged(task, option)
+    allowed = await judged({**task, "allow_paths": ["pytest.ini"]}, option)
+    assert protected.left_out == ["pytest.ini"]
+    assert protected.counts == {"failed": 1, "passed": 1}
+    assert allowed.left_out == []
+    assert allowed.counts == {"passed": 1}
 
 
 async def test_required_tests_decide_alone() -> None:
-    task = slug_task()
-    task["files"]["tests/test_other.py"] = "def test_other():\n    assert False\n"
-    repair = apply_gold(task)
-    required = "tests/test_slugs.py::test_words_have_one_dash_between_them"
-    assert (await solve(task, repair)).final_reward == 0.0
-    assert (await solve({**task, "required_tests": [required]}, repair)).final_reward == 1.0
-    gone = {**task, "required_tests": [required, "tests/test_slugs.py::test_gone"]}
-    verdict = (await solve(gone, repair)).metadata["tests"]
-    assert verdict["reason"] == "required tests did not pass: tests/test_slugs.py::test_gone"
+    task = slug_task("unittest")
+    task["files"]["tests/test_other.py"] = (
+        "import unittest\nclass Other(unittest.TestCase):\n    def test(self): self.fail()\n"
+    )
+    repair = task["gold_patch"]
+    required = "tests.test_slugs.Slugs.test_words_have_one_dash_between_them"
+    assert not (await judged(task, repair)).passed
+    assert (await judged({**task, "required_tests": [required]}, repair)).passed
+    gone = {**task, "required_tests": [required, "tests.test_slugs.Slugs.test_gone"]}
+    reason = (await judged(gone, repair)).reason
+    assert reason == "required tests did not pass: tests.test_slugs.Slugs.test_gone"
 
 
 async def test_the_task_names_its_interpreter() -> None:
     task = slug_task("unittest", python=sys.executable)
-    verdict = (await solve(task, apply_gold(task))).metadata["tests"]
-    assert verdict["python"].split()[0] == ".".join(map(str, sys.version_info[:3]))
+    verdict = await judged(task, task["gold_patch"])
+    assert verdict.python.split()[0] == ".".join(map(str, sys.version_info[:3]))
     with pytest.raises(TaskError, match="interpreter '/opt/none/python' does not run"):
-        await solve({**task, "python": "/opt/none/python"})
+        await judged({**task, "python": "/opt/none/python"})
 
 
 @pytest.mark.parametrize("kind", [*CONFINING, "process"])
@@ -301,16 +334,15 @@ async def test_the_interpreter_is_the_same_in_every_kind_of_sandbox(kind: str) -
     if system is None:
         pytest.skip("this system has no python3 of its own")
     task = slug_task("unittest", python=system)
-    coder = ScriptedCoder(shell(apply_gold(task)), FINISH)
-    trajectory = await SWEAgent(sandbox=kind).run_trajectory(task, coder, "r1")
-    assert trajectory.final_reward == 1.0
-    assert trajectory.metadata["tests"]["python"].split()[1].startswith(str(Path(system).parent))
+    verdict = await judged(task, task["gold_patch"], kind)
+    assert verdict.passed
+    assert verdict.python.split()[1].startswith(str(Path(system).parent))
 
 
 async def test_the_record_is_kept_by_parallel_test_processes() -> None:
     pytest.importorskip("xdist")
-    task = slug_task(test_command="python3 -m pytest -q -n 2 tests")
-    assert (await solve(task, apply_gold(task))).final_reward == 1.0
+    task = slug_task(test_command=f"{LEAN} python3 -m pytest -q -p xdist.plugin -n 2 tests")
+    assert (await judged(task, task["gold_patch"])).passed
 
 
 async def test_a_mock_that_the_tests_expect_is_no_cheat() -> None:
@@ -319,12 +351,20 @@ async def test_a_mock_that_the_tests_expect_is_no_cheat() -> None:
         "from unittest.mock import ANY\nfrom words.slugs import slugify\n\n"
         "def test_any():\n    assert slugify('x') == ANY\n"
     )
-    assert (await solve(task, apply_gold(task))).final_reward == 1.0
+    assert (await judged(task, task["gold_patch"])).passed
 
 
 async def test_a_large_diff_is_judged_whole() -> None:
-    task = slug_task()
+    task = slug_task("unittest")
     large = "seq 200000 > numbers.txt"
     trajectory = await solve(task, large, apply_gold(task))
     assert trajectory.final_reward == 1.0
     assert len(trajectory.metadata["diff"]) > 1_000_000
+
+
+async def test_a_diff_beyond_the_limit_earns_nothing() -> None:
+    trajectory = await solve(
+        slug_task("unittest"), "head -c 17000000 /dev/zero | tr '\\0' x > words.txt"
+    )
+    assert trajectory.final_reward == 0.0
+    assert "at most 16777216 are judged" in trajectory.metadata["tests"]["reason"]
