@@ -14,6 +14,8 @@ from pipeline.contract.model_call import CallTokens
 
 #: Bytes of an id and of a logprob.
 ITEM_BYTES = 4
+#: Ids are stored as int32.
+MAX_ID = 2**31 - 1
 #: Sequences that a new prompt is compared with: the newest that no later call continued.
 _MOST_OPEN = 16
 
@@ -37,7 +39,7 @@ class PromptPrefixes:
             OverflowError: An id does not fit into 31 bits.
             TypeError: An id is no integer.
         """
-        prompt, completion = packed("i", prompt_ids), packed("i", completion_ids)
+        prompt, completion = packed_ids(prompt_ids), packed_ids(completion_ids)
         origin, length = self._longest_prefix(prompt)
         if length and length == len(self._open[origin]):
             del self._open[origin]
@@ -47,7 +49,7 @@ class PromptPrefixes:
         return CallTokens(
             new_prompt=prompt[length:],
             completion=completion,
-            logprobs=None if logprobs is None else packed("f", logprobs),
+            logprobs=None if logprobs is None else _packed("f", logprobs),
             prefix_call=origin if length else -1,
             prefix_len=length // ITEM_BYTES,
         )
@@ -64,8 +66,21 @@ class PromptPrefixes:
         return best
 
 
-def packed(kind: str, values: Sequence[int] | Sequence[float]) -> bytes:
-    """Return values as int32 (`i`) or float32 (`f`), little-endian."""
+def packed_ids(ids: Sequence[int]) -> bytes:
+    """Return token ids as int32, little-endian.
+
+    Raises:
+        OverflowError: An id is negative, or does not fit into 31 bits.
+        TypeError: An id is no integer.
+    """
+    # Unsigned items are packed three times as fast as signed ones, and refuse negative numbers.
+    data = _packed("I", ids)
+    if not data[ITEM_BYTES - 1 :: ITEM_BYTES].isascii():
+        raise OverflowError("a token id does not fit into 31 bits")
+    return data
+
+
+def _packed(kind: str, values: Sequence[int] | Sequence[float]) -> bytes:
     items = array(kind, values)
     if sys.byteorder == "big":
         items.byteswap()

@@ -7,8 +7,10 @@ never combined with the logprobs of another. Must not: tokenise text, or repair 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
+
+from pipeline.tokens.prompt_prefixes import MAX_ID, packed_ids
 
 #: Servers write this number for a token whose logprob is unknown.
 MISSING_LOGPROB = -9999.0
@@ -42,10 +44,12 @@ def captured_tokens(body: Mapping[str, Any], choice: Mapping[str, Any]) -> Captu
     """
     meta = _mapping(choice.get("meta_info")) or _mapping(body.get("meta_info"))
     content = _logprob_content(choice)
-    places = [place for place in _completions(body, choice, meta, content) if place.ids is not None]
-    if not places:
+    places = (each for each in _completions(body, choice, meta, content) if each.ids is not None)
+    place = next(places, None)
+    if place is None:
         return CapturedTokens()
-    place = next((place for place in places if place.logprobs is not None), places[0])
+    if place.logprobs is None:
+        place = next((each for each in places if each.logprobs is not None), place)
     try:
         ids = _ids(place.ids)
         logprobs = None if place.logprobs is None else [_logprob(item) for item in place.logprobs]
@@ -74,16 +78,14 @@ def policy_version(
 
 def _completions(
     body: Mapping[str, Any], choice: Mapping[str, Any], meta: Mapping[str, Any], content: Any
-) -> list[_Completion]:
+) -> Iterator[_Completion]:
     content_logprobs = None if content is None else [item.get("logprob") for item in content]
     meta_pairs = meta.get("output_token_logprobs")
-    return [
-        _Completion("top_level", _first(body, _ID_KEYS), content_logprobs),
-        _Completion("choice", _first(choice, _ID_KEYS), content_logprobs),
-        _Completion("meta_info", _pair_ids(meta_pairs), _pair_logprobs(meta_pairs)),
-        _Completion("meta_info", _first(meta, ("output_ids", *_ID_KEYS)), None),
-        _Completion("token_id_strings", _string_ids(content), content_logprobs),
-    ]
+    yield _Completion("top_level", _first(body, _ID_KEYS), content_logprobs)
+    yield _Completion("choice", _first(choice, _ID_KEYS), content_logprobs)
+    yield _Completion("meta_info", _pair_ids(meta_pairs), _pair_logprobs(meta_pairs))
+    yield _Completion("meta_info", _first(meta, ("output_ids", *_ID_KEYS)), None)
+    yield _Completion("token_id_strings", _string_ids(content), content_logprobs)
 
 
 _ID_KEYS = ("token_ids", "completion_token_ids", "output_token_ids", "response_token_ids")
@@ -109,7 +111,7 @@ def _logprob_content(choice: Mapping[str, Any]) -> list[Mapping[str, Any]] | Non
         pairs = zip(tokens, values, strict=False)
         return [{"token": token, "logprob": value} for token, value in pairs]
     content = logprobs.get("content")
-    if not isinstance(content, list) or not all(isinstance(item, Mapping) for item in content):
+    if not isinstance(content, list) or not all(type(item) is dict for item in content):
         return None
     return content
 
@@ -142,12 +144,17 @@ def _is_pair(pair: Any) -> bool:
 
 
 def _ids(values: Any) -> list[int]:
-    if not isinstance(values, Sequence) or isinstance(values, str):
+    if not isinstance(values, list):
         raise TypeError(f"token ids are {type(values).__name__}, not a list")
+    # Servers return the whole prompt with each call, so that no check is a loop in Python.
     # `isinstance(True, int)` holds, but True is not a token id.
-    if not all(type(value) is int and value >= 0 for value in values):
+    if not set(map(type, values)) <= {int}:
         raise TypeError("token ids are not all integers")
-    return list(values)
+    try:
+        packed_ids(values)
+    except OverflowError:
+        raise ValueError(f"token ids are not all between 0 and {MAX_ID}") from None
+    return values
 
 
 def _logprob(value: Any) -> float:

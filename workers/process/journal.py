@@ -12,7 +12,7 @@ import sys
 from array import array
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.contract.journal import (
@@ -176,10 +176,12 @@ class Journal:
         digest = digest_of_request(messages, options) if is_much else None
         if is_much and digest is None:
             return
+        # `packed` has the ids: as Python lists they take ten times the memory until the frame.
+        bare = replace(response, prompt_token_ids=None, completion_token_ids=None, logprobs=None)
         self._add(
             digest,
             None if is_much else (messages, options),
-            lambda: _values_of(response),
+            lambda: _values_of(bare),
             packed,
             call.sequence,
         )

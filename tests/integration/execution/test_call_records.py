@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+import weakref
+from typing import Any
 
 from fixtures.stored_run import StoredRun
 
 from pipeline.contract.trajectory import digest_of, unpack_record
 from pipeline.tokens.token_body import unpack_tokens
 from workers.core.model_response import ModelResponse
+from workers.core.registry import register_agent
 
 FIRST = ModelResponse(
     "Action: calculator(expression='1+1')",
@@ -81,3 +85,30 @@ def test_an_aborted_call_keeps_its_tokens_and_is_not_trained(engine, make_worker
     (completion,) = make_worker(aborted).work(story)
     (call,) = unpack_tokens(completion.tokens)
     assert (call.finish_reason, call.trainable) == ("abort", False)
+
+
+def test_a_running_attempt_holds_no_prompt_ids_as_a_list(engine, make_worker):
+    """Fifty prompts of long conversations would take 30 MB in each running attempt."""
+
+    class Ids(list[int]):
+        """A list that can be watched."""
+
+    watched: list[weakref.ref[Ids]] = []
+    held: list[bool] = []
+
+    def answer() -> ModelResponse:
+        ids = Ids([1, 2, 3])
+        watched.append(weakref.ref(ids))
+        return dataclasses.replace(FIRST, prompt_token_ids=ids)
+
+    @register_agent("long")
+    async def long(prompt: Any, llm: Any) -> str:
+        for _ in range(2):
+            await llm([{"role": "user", "content": "?"}])
+        gc.collect()
+        held.extend(ids() is not None for ids in watched)
+        return "1"
+
+    (completion,) = make_worker(answer).work(StoredRun(engine, agent="long"))
+    assert completion.outcome == "succeeded"
+    assert held == [False, False]

@@ -47,6 +47,11 @@ def test_a_place_with_logprobs_goes_before_one_without_and_they_are_never_mixed(
         ({"token_ids": [7], "logprobs": content(("a", -1.0), ("b", -2.0))}, "1 token ids but 2"),
         ({"token_ids": [7, "8"]}, "not all integers"),
         ({"token_ids": [True]}, "not all integers"),
+        ({"token_ids": [7, False]}, "not all integers"),
+        ({"token_ids": [7.0]}, "not all integers"),
+        ({"token_ids": [-1]}, "between 0 and 2147483647"),
+        ({"token_ids": [2**31]}, "between 0 and 2147483647"),
+        ({"token_ids": [2**40]}, "between 0 and 2147483647"),
         ({"token_ids": "78"}, "not a list"),
         ({"meta_info": {"output_token_logprobs": [[-1.0], 5]}}, "not all integers"),
     ],
@@ -63,6 +68,11 @@ def test_a_missing_logprob_has_one_form(missing: float | None) -> None:
     assert captured_tokens({}, choice).logprobs == [MISSING_LOGPROB, -2.0]
     choice = {"token_ids": [7], "logprobs": content(("a", missing))}
     assert captured_tokens({}, choice).logprobs is None
+
+
+def test_the_smallest_and_the_largest_ids_are_taken_as_they_are() -> None:
+    choice = {"token_ids": [0, 1, 2**31 - 1]}
+    assert captured_tokens({}, choice).completion_token_ids == [0, 1, 2**31 - 1]
 
 
 def test_a_plain_server_gives_nothing() -> None:
