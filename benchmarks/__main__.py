@@ -29,6 +29,7 @@ from benchmarks.growth import StoreTimes, growth_table
 from benchmarks.limits import measure_limits
 from benchmarks.scaling import SCALING_ROLLOUTS, measure_scaling, scaling_table
 from benchmarks.soak import measure_soak
+from benchmarks.tokens import measure_tokens
 from benchmarks.train_batches import measure_pull
 from benchmarks.workloads import WORKLOADS
 
@@ -113,6 +114,19 @@ def pull(
     figures = measure_pull(groups=groups, tokens=tokens, pairs=pairs)
     print(report.figure_table(figures))
     _save(json_path, report.to_json(figures))
+
+
+@app.command()
+def tokens(
+    pairs: Annotated[int, typer.Option(min=1, help="Pairs of runs.")] = 3,
+    rollouts: Annotated[int | None, typer.Option(min=1, help="Default: those of W3.")] = None,
+    json_path: Json = None,
+) -> None:
+    """Measure what long conversations with token ids cost, in bytes and in CPU."""
+    figures, comparison = measure_tokens(WORKLOADS["W3"].resized(rollouts=rollouts), pairs=pairs)
+    print(report.figure_table(figures))
+    print(report.comparison_table([comparison]))
+    _save(json_path, report.to_json(figures, [comparison]))
 
 
 @app.command()

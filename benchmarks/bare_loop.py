@@ -1,8 +1,9 @@
 """The bare loops, the baselines of the pipeline: asyncio and one shared client, no storage.
 
-B1 is `AsyncOpenAI` on its aiohttp transport, B2 raw aiohttp with orjson, both on uvloop. Each runs
-in its own process (`python -m benchmarks.bare_loop`), which `benchmarks.subjects` starts. Must not:
-import the product, or do work that a rollout does not need.
+B1 is `AsyncOpenAI` on its aiohttp transport, B2 raw aiohttp with orjson. B3 is B2 that also keeps
+the token ids and logprobs of each rollout's last answer. All are on uvloop. Each runs in its own
+process (`python -m benchmarks.bare_loop`), which `benchmarks.subjects` starts. Must not: import the
+product, or do work that a rollout does not need.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from benchmarks.workloads import WORKLOADS, Workload, label
 
 _ACTION = re.compile(r"Action: calculator\(expression='(\d+) ([-+*]) (\d+)'\)")
 _FINAL = "Final Answer: "
-_MAX_STEPS = 10
+_SPARE_CALLS = 7
 _SYSTEM = """Answer the question step by step. You have one tool:
 
 calculator(expression: str): the value of an arithmetic expression.
@@ -117,7 +118,7 @@ class RawClient:
             async with self._session.post(self._url, data=body) as response:
                 raw = await response.read()
                 if response.status == 200:
-                    return self._loads(raw)["choices"][0]["message"]["content"]
+                    return self._text(self._loads(raw), user)
                 wait_s = response.headers.get("retry-after")
             # The SDK's own backoff, so that B1 and B2 differ only in the client.
             backoff_s = min(0.5 * 2**tries, 8) * (1 - 0.25 * random.random())
@@ -125,18 +126,39 @@ class RawClient:
                 await asyncio.sleep(float(wait_s) if wait_s else backoff_s)
         raise RuntimeError(f"still status {response.status} after {self._retries} retries")
 
+    def _text(self, answer: dict[str, Any], user: str) -> str:
+        return answer["choices"][0]["message"]["content"]
+
     async def close(self) -> None:
         """Close the connections."""
         await self._session.close()
 
 
-CLIENTS = {"B1": SdkClient, "B2": RawClient}
+class TokenClient(RawClient):
+    """The client of B3: the last answer of a rollout holds the ids of all its calls."""
+
+    def __init__(self, base_url: str, retries: int, in_flight: int) -> None:
+        super().__init__(base_url, retries, in_flight)
+        self._in_flight = in_flight
+        self._kept: dict[str, tuple[Any, ...]] = {}
+
+    def _text(self, answer: dict[str, Any], user: str) -> str:
+        (choice,) = answer["choices"]
+        logprobs = [each["logprob"] for each in choice["logprobs"]["content"]]
+        self._kept.pop(user, None)
+        self._kept[user] = (answer["prompt_token_ids"], choice["token_ids"], logprobs)
+        if len(self._kept) > self._in_flight:
+            del self._kept[next(iter(self._kept))]  # of a rollout that has ended
+        return super()._text(answer, user)
 
 
-async def solve(client: ChatClient, prompt: str, user: str) -> str | None:
+CLIENTS = {"B1": SdkClient, "B2": RawClient, "B3": TokenClient}
+
+
+async def solve(client: ChatClient, prompt: str, user: str, *, most_calls: int) -> str | None:
     """Run one rollout: call the model and calculate, until the final answer; None without one."""
     messages = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": prompt}]
-    for _ in range(_MAX_STEPS):
+    for _ in range(most_calls):
         text = await client.complete(messages, user)
         if (at := text.find(_FINAL)) >= 0:
             return text[at + len(_FINAL) :].strip()
@@ -162,7 +184,12 @@ async def run_loop(client: ChatClient, workload: Workload, run: str) -> LoopResu
     async def lane() -> None:
         for number, row in rows:
             try:
-                answer = await solve(client, row["prompt"], label(run, number))
+                answer = await solve(
+                    client,
+                    row["prompt"],
+                    label(run, number),
+                    most_calls=workload.behaviour.turns + _SPARE_CALLS,
+                )
             except Exception as error:  # a failed rollout must not stop the others
                 result.failed += 1
                 print(f"{label(run, number)}: {error!r}", file=sys.stderr)
@@ -197,7 +224,7 @@ async def serve_one(name: str, base_url: str, workload: Workload, *, wait: bool)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="bare_loop", description="B1 or B2 on one workload.")
+    parser = argparse.ArgumentParser(prog="bare_loop", description="B1, B2 or B3 on one workload.")
     parser.add_argument("client", choices=sorted(CLIENTS))
     parser.add_argument("workload", choices=sorted(WORKLOADS))
     parser.add_argument("--base-url", required=True)

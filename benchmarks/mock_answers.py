@@ -8,6 +8,7 @@ answers are rendered once into HTTP templates. Must not: keep state between requ
 from __future__ import annotations
 
 import json
+import random
 import re
 from typing import Any
 
@@ -22,6 +23,7 @@ _STREAM = re.compile(rb'"stream"\s*:\s*true')
 _TOOLS = re.compile(rb'"tools"\s*:\s*\[\s*\{')
 _TOTAL_TOKENS = re.compile(rb'"total_tokens":\s*(\d+)')
 _COMPLETION_TOKENS = 24
+_VOCABULARY = 150_000
 
 
 def count_turns(body: bytes) -> int:
@@ -70,12 +72,25 @@ def asks_for_stream(body: bytes) -> bool:
 
 
 class AnswerBook:
-    """The HTTP responses of one server, rendered once for each turn and protocol."""
+    """The HTTP responses of one server, rendered once for each turn and protocol.
 
-    def __init__(self, turns: int) -> None:
+    Args:
+        turns: Turns of a rollout.
+        context_tokens: Tokens of the conversation after the last turn; 0: answers have no ids.
+    """
+
+    def __init__(self, turns: int, context_tokens: int = 0) -> None:
         self._last = turns - 1
-        self._text = [_template(_text_message(turn, self._last)) for turn in range(turns)]
-        self._native = [_template(_native_message(turn, self._last)) for turn in range(turns)]
+        draw = random.Random(context_tokens)
+        ids = [draw.randrange(_VOCABULARY) for _ in range(context_tokens)]
+        self._completion_tokens = context_tokens // turns // 2 or _COMPLETION_TOKENS
+        self._text, self._native = [
+            [
+                self._template(message(turn, self._last), ids[: len(ids) * (turn + 1) // turns])
+                for turn in range(turns)
+            ]
+            for message in (_text_message, _native_message)
+        ]
 
     def answer(self, turn: int, call_no: int, body: bytes) -> bytes:
         """Return the HTTP response for a turn; turns after the last repeat the final answer."""
@@ -83,7 +98,29 @@ class AnswerBook:
         template = (self._native if native else self._text)[min(turn, self._last)]
         # An estimate; it only has to grow with the prompt.
         prompt_tokens = len(body) // 4
-        return template % (call_no, prompt_tokens, prompt_tokens + _COMPLETION_TOKENS)
+        return template % (call_no, prompt_tokens, prompt_tokens + self._completion_tokens)
+
+    def _template(self, message: dict[str, Any], ids: list[int]) -> bytes:
+        """A bytes format of (call number, prompt tokens, total tokens) with a fixed length."""
+        n = self._completion_tokens
+        finish = "tool_calls" if "tool_calls" in message else "stop"
+        choice = {"index": 0, "message": message, "finish_reason": finish, "logprobs": None}
+        top: dict[str, Any] = {}
+        if ids:
+            # The text is as long as its tokens, so that requests grow like those of a model.
+            message["content"] = f"Thought: {'abc ' * n}\n{message['content'] or ''}"
+            choice |= {"logprobs": {"content": _logprobs(n)}, "token_ids": ids[-n:]}
+            top["prompt_token_ids"] = ids[:-n]
+        choices = _rendered([choice]).replace("%", "%%")
+        fields = "".join(f'"{name}":{_rendered(value)},' for name, value in top.items())
+        body = (
+            '{"id":"chatcmpl-%010d","object":"chat.completion","created":1750000000,'
+            f'"model":"mock",{fields}"choices":{choices},"usage":{{"prompt_tokens":%7d,'
+            f'"completion_tokens":{n},"total_tokens":%7d}}}}'
+        )
+        length = len(body % (0, 0, 0))
+        head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
+        return f"{head}content-length: {length}\r\n\r\n{body}".encode()
 
 
 def tokens_of(response: bytes) -> int:
@@ -135,16 +172,18 @@ def _native_message(turn: int, last: int) -> dict[str, Any]:
     return {"role": "assistant", "content": None, "tool_calls": [call]}
 
 
-def _template(message: dict[str, Any]) -> bytes:
-    """A bytes format of (call number, prompt tokens, total tokens) with a fixed length."""
-    finish = "tool_calls" if "tool_calls" in message else "stop"
-    choice = {"index": 0, "message": message, "finish_reason": finish, "logprobs": None}
-    choices = json.dumps([choice], separators=(",", ":")).replace("%", "%%")
-    body = (
-        '{"id":"chatcmpl-%010d","object":"chat.completion","created":1750000000,"model":"mock",'
-        f'"choices":{choices},"usage":{{"prompt_tokens":%7d,'
-        f'"completion_tokens":{_COMPLETION_TOKENS},"total_tokens":%7d}}}}'
-    )
-    length = len(body % (0, 0, 0))
-    head = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n"
-    return (head + body).encode()
+def _logprobs(n: int) -> list[dict[str, Any]]:
+    """Return logprobs as vLLM writes them, with the bytes of each token."""
+    return [
+        {
+            "token": "abc ",
+            "logprob": -round((7919 * at % 9973 + 1) / 9973, 6),
+            "bytes": list(b"abc "),
+            "top_logprobs": [],
+        }
+        for at in range(n)
+    ]
+
+
+def _rendered(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))

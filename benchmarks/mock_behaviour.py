@@ -28,6 +28,9 @@ class Fate(NamedTuple):
 class MockBehaviour:
     """Latency (lognormal around `latency_ms` when `sigma` > 0), errors, and turns of a rollout.
 
+    With `context_tokens` answers have ids and logprobs like vLLM's, and the conversation has that
+    many tokens after its last turn.
+
     Half of the errors are 429 with `Retry-After`, sent at once as by a rate limiter. The other half
     are 500 after the full latency.
     """
@@ -37,6 +40,7 @@ class MockBehaviour:
     error_rate: float = 0.0
     retry_after_s: float = 1.0
     turns: int = 3
+    context_tokens: int = 0
     seed: int = 1
 
     def __post_init__(self) -> None:
@@ -46,6 +50,8 @@ class MockBehaviour:
             raise ValueError(f"error_rate is {self.error_rate}: give a share from 0 to below 1")
         if self.turns < 1:
             raise ValueError("turns must be at least 1")
+        if self.context_tokens and self.context_tokens < 2 * self.turns:
+            raise ValueError("context_tokens must be 0, or at least two for each turn")
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> MockBehaviour:

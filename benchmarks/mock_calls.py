@@ -69,7 +69,7 @@ class MockLLM:
         """Start a new count; calls still in flight belong to the old one."""
         self.behaviour = behaviour
         self.ledger = CallLedger(behaviour.turns)
-        self.answers = AnswerBook(behaviour.turns)
+        self.answers = AnswerBook(behaviour.turns, behaviour.context_tokens)
         self.errors = {
             status: error_response(status, behaviour.retry_after_s) for status in (429, 500)
         }

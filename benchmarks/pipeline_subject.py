@@ -26,7 +26,7 @@ from benchmarks.mock_server import ROOT, MockServer
 from benchmarks.process_tree import ProcessMeter, resident_bytes
 from benchmarks.subjects import MOCK, Measurement
 from benchmarks.workloads import Workload
-from pipeline.contract.run import RunConfig
+from pipeline.contract.run import AttemptLimits, RunConfig
 from pipeline.embedded import EmbeddedServices
 from pipeline.store.engine import READY_CHANNEL, Listener, open_engine
 from pipeline.store.prompts import PromptSource
@@ -35,6 +35,8 @@ from producers.datasets import Prompt
 from producers.enqueue import enqueue
 
 _START_TIMEOUT_S = 60
+#: Thought, action, observation, and one to spare.
+_STEPS_OF_A_TURN = 4
 _ROLLOUT = [sys.executable, "-m", "rollout"]
 
 
@@ -48,6 +50,7 @@ class PipelineSubject:
         collectors: Number of collectors; the first is in the controller, others in own processes.
         broker_url: A broker instead of the private Redis; its CPU is then not counted.
         commit_times: Turn on track_commit_timestamp in Postgres.
+        server: The kind of server that the mock is taken for.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class PipelineSubject:
         collectors: int = 1,
         broker_url: str | None = None,
         commit_times: bool = False,
+        server: str = "auto",
     ) -> None:
         self.name = f"pipeline-{client}" + (f"-x{workers}" if workers > 1 else "")
         self._workers = workers
@@ -67,6 +71,7 @@ class PipelineSubject:
         self._collectors = collectors
         self._broker_url = broker_url
         self._commit_times = commit_times
+        self._server = server
         self._stack = ExitStack()
         self.run = ""  #: slug of the current run, or of the last one
 
@@ -89,6 +94,7 @@ class PipelineSubject:
             "ROLLOUT_BROKER__URL": broker,
             "ROLLOUT_DATA_DIR": str(folder / "data"),
             "ROLLOUT_LLM__CLIENT": self._client,
+            "ROLLOUT_LLM__SERVER": self._server,
             "ROLLOUT_LOG_LEVEL": "WARNING",
         }
         self._pids = {s.name: s.pid for s in services.status() if s.pid is not None}
@@ -165,6 +171,7 @@ class PipelineSubject:
             tools=("calculator",),
             reward="exact_match",
             base_url=mock.base_url,
+            limits=AttemptLimits(max_steps=_STEPS_OF_A_TURN * workload.behaviour.turns),
             n=group,
         )
         listener = Listener(self._engine, READY_CHANNEL)

@@ -80,14 +80,15 @@ class Subject(Protocol):
 
 
 class BareLoop:
-    """B1 or B2 in its own process."""
+    """B1, B2 or B3 in its own process."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     def measure(self, workload: Workload, mock: MockServer) -> Measurement:
         """Start a loop, warm it up, let it run the workload, end it."""
-        mock.reset(MockBehaviour(turns=workload.behaviour.turns))
+        behaviour = workload.behaviour
+        mock.reset(MockBehaviour(turns=behaviour.turns, context_tokens=behaviour.context_tokens))
         options = {
             "--base-url": mock.base_url,
             "--rollouts": str(workload.rollouts),

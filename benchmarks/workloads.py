@@ -65,6 +65,13 @@ WORKLOADS = {
         Workload("W1", MockBehaviour(latency_ms=100)),
         Workload("W1s", MockBehaviour(latency_ms=1000)),
         Workload("W2", MockBehaviour(latency_ms=100, sigma=1.0, error_rate=0.1), client_retries=10),
+        # Long conversations of which the server returns all ids with every call.
+        Workload(
+            "W3",
+            MockBehaviour(turns=50, context_tokens=32_768),
+            rollouts=500,
+            in_flight=100,
+        ),
     )
 }
 

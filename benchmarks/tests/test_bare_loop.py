@@ -41,6 +41,13 @@ def test_a_bare_loop_finishes_every_rollout_once(mock, name, workload):
     assert measured.peak_rss_bytes > 0
 
 
+def test_the_loop_that_keeps_ids_finishes_long_conversations(mock):
+    small = WORKLOADS["W3"].resized(rollouts=8, in_flight=4)
+    small = replace(small, behaviour=replace(small.behaviour, turns=12, context_tokens=300))
+    measured = BareLoop("B3").measure(small, mock)
+    assert (measured.finished, measured.seen["answered"]) == (8, 96)
+
+
 def test_two_loops_meet_the_same_errors(mock):
     small = replace(WORKLOADS["W2"].resized(rollouts=24, in_flight=24), behaviour=IMPATIENT)
     errors = [BareLoop("B2").measure(small, mock).seen["errors"] for _ in range(2)]

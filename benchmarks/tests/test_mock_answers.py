@@ -12,6 +12,7 @@ from benchmarks.mock_answers import (
     read_identity,
     without_attempt,
 )
+from workers.llm.token_capture import captured_tokens
 
 
 def body(*roles: str, text: str = "x", **fields: object) -> bytes:
@@ -91,6 +92,22 @@ def test_offered_tools_are_called_natively():
 def test_an_empty_list_of_tools_is_answered_in_text():
     answer = decoded(AnswerBook(turns=3).answer(0, 1, body("user", tools=[])))
     assert "Action: calculator" in answer["choices"][0]["message"]["content"]
+
+
+def test_each_prompt_continues_the_call_before_it_up_to_the_whole_context():
+    book = AnswerBook(turns=5, context_tokens=103)
+    whole: list[int] = []
+    for turn in range(5):
+        answer = decoded(book.answer(turn, turn, body("user")))
+        found = captured_tokens(answer, answer["choices"][0])
+        assert found.prompt_token_ids is not None
+        assert found.completion_token_ids is not None
+        assert found.logprobs is not None
+        assert found.prompt_token_ids[: len(whole)] == whole
+        assert len(found.logprobs) == len(found.completion_token_ids) == 10
+        whole = found.prompt_token_ids + found.completion_token_ids
+        assert ("Final Answer" in answer["choices"][0]["message"]["content"]) == (turn == 4)
+    assert len(whole) == 103
 
 
 def test_token_counts_add_up():
