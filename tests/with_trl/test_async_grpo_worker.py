@@ -1,0 +1,157 @@
+"""The worker for TRL's `AsyncGRPOTrainer`, read by TRL's own data set, planner and packer.
+
+The trainer's forward pass needs a GPU kernel, so it is not run here; run by `make test-trl`.
+"""
+
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from fixtures.stored_run import StoredRun
+from fixtures.token_runs import ONE, TWO, token_run
+from fixtures.waiting import wait_until
+from sqlalchemy import Engine
+
+from pipeline.contract.train_batch import BatchSpec, NotReady
+from pipeline.trainer.client import TrainerClient
+
+pytest.importorskip("trl", reason="TRL is not installed: make test-trl installs it")
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from trl.experimental.async_grpo.async_grpo_trainer import (
+        DataCollatorForRollout,
+        FixedCountBatcher,
+        RolloutQueueDataset,
+        RolloutWorkerProtocol,
+    )
+
+from pipeline.trainer.adapters.trl_worker import PipelineRolloutWorker
+
+SPEC = BatchSpec(groups=1, needs_logprobs=True)
+
+
+def finished(engine: Engine, prompts: int = 2) -> str:
+    """Groups of two rollouts: one of one segment, one of two."""
+    return token_run(StoredRun(engine, prompts=prompts, n=2), ONE, TWO).run.slug
+
+
+@pytest.fixture
+def made(engine: Engine) -> Iterator[Any]:
+    workers: list[PipelineRolloutWorker] = []
+
+    def make(run: str, **options: Any) -> PipelineRolloutWorker:
+        given = {"spec": SPEC, "held_rows": 0, **options}
+        workers.append(PipelineRolloutWorker(TrainerClient(engine, run=run), **given))
+        return workers[-1]
+
+    yield make
+    for worker in workers:
+        worker.stop()
+
+
+def read_by_trl(worker: Any, **options: Any) -> Any:
+    return RolloutQueueDataset(
+        rollout_queue=worker.rollout_buffer,
+        model_version_fn=lambda: 1,
+        check_health_fn=worker.check_health,
+        stale_after_s=60.0,
+        metrics=defaultdict(list),
+        poll_interval_s=0.1,
+        **options,
+    )
+
+
+def test_the_worker_has_what_the_protocol_names(engine: Engine, made):
+    worker = made(finished(engine))
+    wanted = {*RolloutWorkerProtocol.__annotations__, *vars(RolloutWorkerProtocol)}
+    names = {name for name in wanted if not name.startswith("_")}
+    assert {"rollout_buffer", "metrics_queue", "start", "check_health"} <= names
+    assert names <= set(dir(worker)) | set(vars(worker))
+
+
+def test_trl_packs_the_recorded_tokens_with_the_advantage_of_each_rollout(engine: Engine, made):
+    worker = made(finished(engine, prompts=1))
+    worker.update_model_version(1)
+    worker.start()
+    (row,) = next(iter(FixedCountBatcher(read_by_trl(worker, max_staleness=99), 1, 3)))
+    samples = row.samples
+    assert [sample["input_ids"].tolist() for sample in samples] == [
+        [1, 2, 3, 4, 5, 6],
+        [1, 2, 3, 4],
+        [1, 2, 9, 6],
+    ]
+    assert samples[0]["completion_mask"].tolist() == [0, 0, 1, 1, 0, 1]
+    low, high, again = (sample["advantage"] for sample in samples)
+    assert (round(low, 2), round(high, 2), high) == (-0.71, 0.71, again)
+    packed = DataCollatorForRollout(pad_token_id=0)([[row]])
+    assert sorted(packed["old_log_probs"][0].tolist()) == [-1.0, -1.0, -0.5, -0.5, -0.25, -0.25]
+    assert packed["global_n_tokens"].tolist() == [6.0]
+
+
+def test_a_step_counts_as_trained_when_enough_later_rows_were_taken(engine: Engine, made):
+    worker = made(finished(engine), held_rows=2)
+    worker.start()
+    rows = iter(read_by_trl(worker, max_staleness=99))
+    trained = []
+    for _ in range(6):
+        next(rows)
+        trained.append(worker.trained_step)
+    wait_until(lambda: worker.trained_step == 0, 10, what="the end of step 1")
+    assert trained[:4] == [None] * 4
+    assert trained[4] == 0
+
+
+def test_a_resumed_worker_commits_the_checkpoints_step_and_goes_on_after_it(engine: Engine, made):
+    run = finished(engine, prompts=3)
+    first = made(run)
+    first.start()
+    taken = list(itertools.islice(read_by_trl(first, max_staleness=99), 6))
+    first.stop()
+    again = made(run)
+    assert again.resume(0).next_step == 1
+    again.start()
+    repeated = list(itertools.islice(read_by_trl(again, max_staleness=99), 3))
+    groups = [sample["group_id"] for sample in repeated]
+    assert groups == [sample["group_id"] for sample in taken[3:]]
+    assert TrainerClient(engine, run=run).stats().groups["consumed"] == 1
+
+
+def test_versions_go_on_after_those_that_were_published_before(engine: Engine, made):
+    run = finished(engine)
+    client = TrainerClient(engine, run=run)
+    client.publish_policy(7)
+    worker = made(run, spec=replace(SPEC, max_staleness=None))
+    worker.resume(None)
+    worker.update_model_version(1)
+    assert client.resume(committed_step=None).policy_version == 8
+    worker.start()
+    sample = worker.rollout_buffer.get(timeout=20)
+    # Generated by version 0, which is 7 before the trainer's own 0.
+    assert sample.model_version == -7
+
+
+def test_a_drained_run_is_told_to_the_trainer(engine: Engine, made):
+    worker = made(finished(engine, prompts=1))
+    worker.start()
+    rows = iter(read_by_trl(worker, max_staleness=99))
+    assert len(list(itertools.islice(rows, 3))) == 3
+    with pytest.raises(NotReady, match="no further groups") as told:
+        next(rows)
+    assert told.value.drained
+
+
+def test_an_error_of_the_thread_reaches_the_trainer(engine: Engine, made):
+    run = token_run(StoredRun(engine, n=2), ONE, []).run.slug
+    worker = made(run)
+    worker.start()
+    with pytest.raises(Exception, match="no token ids"):
+        next(iter(read_by_trl(worker)))
