@@ -134,6 +134,7 @@ LAYERS = {
         ("rollout",),
         (
             *PURE,
+            "redaction",
             "hidden packages",
             "tokens",
             "service loop",
