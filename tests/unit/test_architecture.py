@@ -106,7 +106,9 @@ LAYERS = {
     ),
     # Rows of the library's trajectories: made of tokens as the trainer client's are.
     "token rows": Layer(("workers.verl",), ("library", "tokens")),
-    "model clients": Layer(("workers.llm", "workers.offline_policy"), ("contract", "library")),
+    "model clients": Layer(
+        ("workers.llm", "workers.offline_policy"), ("contract", "library", "tokens")
+    ),
     "rewards": Layer(("workers.rewards",), ("contract", "library")),
     "agentic rollout": Layer(
         ("workers.agentic_rollout",), ("library", "token rows", "model clients")
