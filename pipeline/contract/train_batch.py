@@ -109,15 +109,20 @@ class PipelineStats:
     live_workers: int
     waits: tuple[str, ...]
     leased_elsewhere: int = 0  #: groups leased to other consumers, which may give them back
+    too_small: int = 0  #: ready groups with too few usable rollouts for the batch
     why: str | None = None  #: why the trainer waits, in one sentence
     #: Groups dropped as `zero_variance`, by the reward that all their rollouts have.
     equal_rewards: dict[str, int] = field(default_factory=dict[str, int])
 
     @property
     def drained(self) -> bool:
-        """Whether no further group can become ready, also none that another consumer has leased."""
+        """Whether no further group can become ready, also none that another consumer has leased.
+
+        Groups that are too small for the batch do not count.
+        """
         is_over = self.state in ("finished", "cancelled")
-        return is_over and not self.groups["ready"] and not self.leased_elsewhere
+        usable = self.groups["ready"] - self.too_small
+        return is_over and usable <= 0 and not self.leased_elsewhere
 
 
 @dataclass(frozen=True)
@@ -143,7 +148,8 @@ class NotReady(PipelineError):
     def __init__(self, stats: PipelineStats, spec: BatchSpec) -> None:
         ready = stats.groups["ready"]
         if stats.drained:
-            what = f"Run {stats.run} has no further groups: all are consumed or dropped."
+            small = f", and {stats.too_small} too small for the batch" if stats.too_small else ""
+            what = f"Run {stats.run} has no further groups: all are consumed or dropped{small}."
         elif spec.tokens is None:
             what = f"Run {stats.run} has {ready} of {spec.groups} groups ready."
         else:

@@ -18,7 +18,7 @@ from pipeline.contract.train_batch import BatchSpec
 from pipeline.store.engine import WORK_CHANNEL, notify
 from pipeline.store.group_policy import set_late_deadlines
 from pipeline.store.runs import Run
-from pipeline.store.unfit_groups import HAS_VARIANCE, IS_FRESH, drop_unfit, fitness
+from pipeline.store.unfit_groups import HAS_VARIANCE, IS_FRESH, IS_LARGE_ENOUGH, drop_unfit, fitness
 
 E_TAKEN_OVER = "E133"
 
@@ -83,7 +83,7 @@ WITH known AS (
 ), picked AS (
     SELECT group_id, min_version, group_no, ready_at FROM groups
     WHERE run_id = :run_id AND state = 'ready'
-      AND n_succeeded >= CASE WHEN :full THEN n_target ELSE least(:min_size, n_target) END
+      AND {is_large_enough}
       AND NOT EXISTS (SELECT FROM known WHERE state <> 'abandoned')
       AND {is_fresh} AND {has_variance}
     ORDER BY {order} LIMIT :most FOR UPDATE SKIP LOCKED
@@ -159,6 +159,7 @@ def _lease_statement(order: str, size: dict[str, str]) -> TextClause:
             is_enough=size["is_enough"],
             is_fresh=IS_FRESH,
             has_variance=HAS_VARIANCE,
+            is_large_enough=IS_LARGE_ENOUGH,
         )
     )
 
@@ -204,8 +205,6 @@ def lease_batch(
         "batch_id": batch_id_of(run.run_id, consumer, step),
         "policy_version": policy_version,
         "lease_s": lease_s,
-        "full": spec.require_full_groups,
-        "min_size": spec.min_group_size,
         "tokens": spec.tokens,
         **fitness(run, spec, policy_version),
     }

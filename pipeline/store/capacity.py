@@ -90,19 +90,6 @@ def run_capacity(connection: Connection, run: Run) -> Capacity:
     )
 
 
-_READY_TOKENS = text("""
-SELECT coalesce(sum(completion_tokens), 0) FROM groups g
-JOIN rollouts r ON r.group_id = g.group_id AND r.state = 'succeeded'
-JOIN attempts a ON a.rollout_id = r.rollout_id AND a.attempt_no = r.winner_attempt_no
-WHERE g.run_id = :run_id AND g.state = 'ready'
-""")
-
-
-def count_ready_tokens(connection: Connection, run: Run) -> int:
-    """Return the sampled tokens of the usable rollouts of ready groups."""
-    return int(connection.execute(_READY_TOKENS, {"run_id": run.run_id}).scalar_one())
-
-
 def first_not_admitted(connection: Connection, run: Run) -> int | None:
     """Return the number of the first group that may not be begun yet; None: all may be."""
     values = {"run_id": run.run_id, "admitted": run_capacity(connection, run).free}

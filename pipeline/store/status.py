@@ -18,14 +18,14 @@ from pipeline.contract.run import RunConfig
 from pipeline.contract.train_batch import BatchSpec, PipelineStats
 from pipeline.store.accounting import Accounting, account
 from pipeline.store.activity import describe_failing_tools, describe_missing_calls, run_activity
-from pipeline.store.capacity import count_ready_tokens, run_capacity
+from pipeline.store.capacity import run_capacity
 from pipeline.store.processes import ALIVE_S
 from pipeline.store.remote_sessions import session_waits
 from pipeline.store.reward_error import GROUP_SUMS, STDERR, prompt_sums
 from pipeline.store.run_health import is_failing
 from pipeline.store.runs import Run
 from pipeline.store.train_batch_rows import count_leased_elsewhere
-from pipeline.store.unfit_groups import count_equal_rewards
+from pipeline.store.unfit_groups import count_equal_rewards, count_ready_tokens, count_too_small
 from pipeline.store.wait_reasons import (
     TrainerFacts,
     WaitFacts,
@@ -275,7 +275,8 @@ def _run_status(
     trainer = capacity and TrainerFacts(
         wanted=(spec and spec.groups) or capacity.groups_per_step,
         wanted_tokens=spec and spec.tokens,
-        ready_tokens=count_ready_tokens(connection, run) if spec and spec.tokens else 0,
+        ready_tokens=count_ready_tokens(connection, run, spec) if spec and spec.tokens else 0,
+        too_small=spec and count_too_small(connection, run, spec),
         groups=groups,
         drops=drops,
         equal_rewards=equal,
@@ -346,6 +347,7 @@ def run_stats(
         live_workers=status.live_workers,
         waits=status.waits,
         leased_elsewhere=count_leased_elsewhere(connection, run, consumer),
+        too_small=count_too_small(connection, run, spec) if spec else 0,
         why=status.trainer,
         equal_rewards=status.equal_rewards,
     )

@@ -1,7 +1,8 @@
-"""Ready groups that a pull does not take: too old for the trainer's version, or of equal rewards.
+"""Ready groups that a pull does not take: too old for its version, of equal rewards, or too small.
 
-Used by `batch_leases.py` inside the transaction of a pull, which locks no group before these. They
-are dropped, and enqueued afresh where the batch spec asks for it. Must not: lease.
+Used by `batch_leases.py` inside the transaction of a pull, which locks no group before these. The
+first two kinds are dropped, and enqueued afresh where the batch spec asks for it. Groups with too
+few usable rollouts stay, for a batch that takes them; the status counts them. Must not: lease.
 """
 
 from __future__ import annotations
@@ -26,6 +27,20 @@ _IS_KNOWN = "(min_version > 0 OR EXISTS (SELECT FROM policy_versions WHERE run_i
 IS_FRESH = f"""(CAST(:oldest AS integer) IS NULL OR min_version >= :oldest OR NOT {_IS_KNOWN})"""
 #: A single reward has no variance, and is trained by methods that need none.
 HAS_VARIANCE = "(NOT :needs_variance OR reward_std IS DISTINCT FROM 0 OR n_succeeded = 1)"
+
+IS_LARGE_ENOUGH = "n_succeeded >= CASE WHEN :full THEN n_target ELSE least(:min_size, n_target) END"
+
+_TOO_SMALL = text(f"""
+SELECT count(*) FROM groups
+WHERE run_id = :run_id AND state = 'ready' AND NOT ({IS_LARGE_ENOUGH})
+""")
+
+_READY_TOKENS = text(f"""
+SELECT coalesce(sum(completion_tokens), 0) FROM groups g
+JOIN rollouts r ON r.group_id = g.group_id AND r.state = 'succeeded'
+JOIN attempts a ON a.rollout_id = r.rollout_id AND a.attempt_no = r.winner_attempt_no
+WHERE g.run_id = :run_id AND g.state = 'ready' AND {IS_LARGE_ENOUGH}
+""")
 
 _DROP = """
 WITH unfit AS (
@@ -59,10 +74,25 @@ def count_equal_rewards(connection: Connection, run: Run) -> dict[str, int]:
 
 
 def fitness(run: Run, spec: BatchSpec, policy_version: int | None) -> dict[str, Any]:
-    """Return the parameters of `IS_FRESH` and `HAS_VARIANCE`; the stricter bound counts."""
+    """Return the parameters of the conditions above; the stricter bound of staleness counts."""
     bounds = [b for b in (spec.max_staleness, run.config.max_staleness) if b is not None]
     oldest = None if policy_version is None or not bounds else policy_version - min(bounds)
-    return {"oldest": oldest, "needs_variance": spec.filter_zero_variance}
+    return {"oldest": oldest, "needs_variance": spec.filter_zero_variance, **_size(spec)}
+
+
+def _size(spec: BatchSpec) -> dict[str, Any]:
+    return {"full": spec.require_full_groups, "min_size": spec.min_group_size}
+
+
+def count_too_small(connection: Connection, run: Run, spec: BatchSpec) -> int:
+    """Return the ready groups that have too few usable rollouts for a batch."""
+    return connection.execute(_TOO_SMALL, {"run_id": run.run_id, **_size(spec)}).scalar_one()
+
+
+def count_ready_tokens(connection: Connection, run: Run, spec: BatchSpec) -> int:
+    """Return the sampled tokens of the ready groups that are large enough for a batch."""
+    values = {"run_id": run.run_id, **_size(spec)}
+    return int(connection.execute(_READY_TOKENS, values).scalar_one())
 
 
 def drop_unfit(

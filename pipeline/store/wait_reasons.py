@@ -54,18 +54,23 @@ class TrainerFacts:
     leased_elsewhere: int
     wanted_tokens: int | None = None
     ready_tokens: int = 0  #: sampled tokens of the ready groups; 0 unless some are wanted
+    too_small: int | None = None  #: ready groups with too few usable rollouts for a known batch
+
+    @property
+    def ready(self) -> int:
+        """Ready groups that the batch can take."""
+        return self.groups["ready"] - (self.too_small or 0)
 
 
 def explain_trainer_wait(facts: TrainerFacts, run: WaitFacts) -> str:
     """Return the reason why a trainer waits, as one sentence with its numbers."""
-    ready, n_open = facts.groups["ready"], facts.groups["open"]
+    ready, n_open = facts.ready, facts.groups["open"]
     is_over = run.state in (RunState.FINISHED, RunState.CANCELLED)
     wanted, are_ready, is_enough = _demand(facts)
     if is_enough:
-        return (
-            f"{are_ready} and the trainer asks for {wanted}: it can pull, unless its "
-            "batch asks for more usable rollouts than they have."
-        )
+        can = f"{are_ready} and the trainer asks for {wanted}: it can pull"
+        unless = ", unless its batch asks for more usable rollouts than they have"
+        return f"{can}{unless if facts.too_small is None else ''}."
     if is_over and not ready and not facts.leased_elsewhere:
         return f"No group can become ready any more: {_past(facts)}."
     parts = [f"{n_open} are open"]
@@ -87,7 +92,7 @@ def explain_trainer_wait(facts: TrainerFacts, run: WaitFacts) -> str:
 
 def _demand(facts: TrainerFacts) -> tuple[str, str, bool]:
     """Return what the trainer asks for, what is ready of it, and whether that is enough."""
-    ready = facts.groups["ready"]
+    ready = facts.ready
     groups, are = ("group", "is") if ready == 1 else ("groups", "are")
     if facts.wanted_tokens is None:
         return str(facts.wanted), f"{ready} {groups} {are} ready", ready >= facts.wanted
@@ -98,6 +103,8 @@ def _demand(facts: TrainerFacts) -> tuple[str, str, bool]:
 
 def _past(facts: TrainerFacts) -> str:
     told = f"{facts.groups['consumed']} are consumed"
+    if facts.too_small:
+        told = f"{facts.too_small} are ready with too few usable rollouts, {told}"
     drops = [f"{n} {reason}{_values(reason, facts)}" for reason, n in sorted(facts.drops.items())]
     return f"{told} and {sum(facts.drops.values())} dropped ({', '.join(drops)})" if drops else told
 

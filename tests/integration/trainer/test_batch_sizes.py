@@ -8,6 +8,7 @@ import pytest
 from fixtures.stored_run import StoredRun
 from sqlalchemy import Engine
 
+from pipeline.contract.errors import ErrorClass
 from pipeline.contract.train_batch import BatchSpec, NotReady
 from pipeline.store import batch_leases
 from pipeline.trainer.client import TrainerClient
@@ -95,3 +96,25 @@ def test_a_batch_that_cannot_be_is_refused(fields, why):
 def test_a_batch_has_sixteen_groups_where_nothing_is_said():
     assert BatchSpec() == BatchSpec(groups=16)
     assert BatchSpec(tokens=100).groups is None
+
+
+def test_groups_that_are_too_small_for_a_batch_are_counted_and_end_no_later_than_the_run(engine):
+    story = StoredRun(engine, prompts=3, n=3)
+    attempts = story.claim()
+    partial = [each for each in attempts if (each.group_no, each.rollout_index) != (1, 0)]
+    story.record(*(story.succeeded(each) for each in partial if each.group_no < 2))
+    story.record(story.failed(attempts[3], ErrorClass.CONTRACT))
+    trainer = TrainerClient(engine, run=story.run.slug)
+    full = BatchSpec(groups=1, require_full_groups=True)
+    assert numbers(trainer, 0, full) == [0]
+    with pytest.raises(
+        NotReady, match="1 groups and 0 are ready: .* 1 ready ones have too few"
+    ) as at:
+        trainer.pull(1, full)
+    assert (at.value.stats.too_small, at.value.drained) == (1, False)
+    story.record(*(story.succeeded(each) for each in attempts if each.group_no == 2))
+    stream = trainer.stream(full, start_step=1, timeout_s=60)
+    assert [group.group_no for batch in stream for group in batch.groups] == [2]
+    with pytest.raises(NotReady, match="dropped, and 1 too small for the batch"):
+        trainer.pull(2, full)
+    assert numbers(trainer, 2, BatchSpec(groups=1)) == [1]
