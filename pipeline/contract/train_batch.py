@@ -146,7 +146,7 @@ class NotReady(PipelineError):
     exit_code = 5
 
     def __init__(self, stats: PipelineStats, spec: BatchSpec) -> None:
-        ready = stats.groups["ready"]
+        ready = stats.groups["ready"] - stats.too_small
         if stats.drained:
             small = f", and {stats.too_small} too small for the batch" if stats.too_small else ""
             what = f"Run {stats.run} has no further groups: all are consumed or dropped{small}."
