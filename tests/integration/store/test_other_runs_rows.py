@@ -41,6 +41,7 @@ from pipeline.store.rollouts import claim, count_in_flight
 from pipeline.store.runs import active_runs, get_run
 from pipeline.store.status import run_state, run_status
 from pipeline.store.train_batches import commit_batches
+from pipeline.store.unfit_groups import count_ready_tokens, count_too_small
 from pipeline.store.working_time import advance_clocks
 
 RUNS, ROLLOUTS = 100, 160
@@ -196,6 +197,8 @@ OFTEN: dict[str, Callable[[Connection, StoredRun], object]] = {
     "a look at capacity": lambda c, story: first_not_admitted(c, story.run),
     "a look at policies": lambda c, _: policies_in_use(c),
     "a pull of too few groups": lambda c, story: pull(c, story, 100),
+    "a look at ready tokens": lambda c, s: count_ready_tokens(c, s.run, BatchSpec(tokens=1)),
+    "a look at small groups": lambda c, s: count_too_small(c, s.run, BatchSpec(groups=1)),
     "a state": lambda c, story: run_state(c, story.run),
     "a status": lambda c, story: run_status(c, story.run),
     "a cancel": cancel,
