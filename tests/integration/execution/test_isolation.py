@@ -90,9 +90,6 @@ async def started(folder: Path) -> list[int]:
     return [int(pid) for pid in (folder / "pids").read_text().split()]
 
 
-# Where it runs
-
-
 async def test_a_rollout_runs_in_its_worker_until_its_second_loss(make_runtime) -> None:
     runtime = make_runtime()
     for lost_count in (0, 1):
@@ -150,9 +147,6 @@ async def test_a_plugin_with_a_thread_is_loaded_by_each_process(make_runtime, tm
     completion = await execute(asked(agent="loader"), runtime)
     assert unpack_record(completion.body, completion.codec).messages[-1]["content"] == "True"
     sys.modules.pop("rollout_plugin_with_thread", None)
-
-
-# Its result
 
 
 async def test_the_result_equals_that_of_a_run_in_the_worker(make_runtime) -> None:
@@ -231,9 +225,6 @@ async def test_log_lines_of_the_process_are_those_of_its_worker(make_runtime, ca
         await execute(asked("log"), make_runtime())
     found = [r for r in caplog.records if r.name == "rollout_plugin_deadly_agents"]
     assert "A line of the isolated agent." in [record.getMessage() for record in found]
-
-
-# Its death
 
 
 @pytest.mark.parametrize(
@@ -319,9 +310,6 @@ async def test_processes_and_their_commands_die_with_a_killed_worker(tmp_path) -
         worker.kill()
         worker.wait()
     await until(lambda: not any(map(is_running, pids)))
-
-
-# Its limits and its end
 
 
 @pytest.fixture

@@ -6,10 +6,13 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from clocked_limits import Clock, ClockedLimits
+from redis.asyncio import Redis
 
 from benchmarks.limit_fleet import Fleet, PrivateRedis
 from pipeline.embedded.redis_programs import find_program
 from pipeline.limits.pool import LimiterPool
+from pipeline.limits.status import ANY_MODEL
 from pipeline.limits.store import LimitStore
 
 
@@ -56,3 +59,25 @@ async def fleet(redis: PrivateRedis, prefix: str) -> AsyncIterator[Fleet]:
             process.kill()
             await process.wait()
     await fleet.store.close()
+
+
+@pytest.fixture
+async def client(redis: PrivateRedis) -> AsyncIterator[Redis]:
+    client = Redis.from_url(redis.url)
+    yield client
+    await client.aclose()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def whole(client: Redis, prefix: str, clock: Clock) -> ClockedLimits:
+    return ClockedLimits(client, prefix, clock, ANY_MODEL, None)
+
+
+@pytest.fixture
+def limits(client: Redis, prefix: str, clock: Clock, whole: ClockedLimits) -> ClockedLimits:
+    return ClockedLimits(client, prefix, clock, "m", whole)

@@ -1,113 +1,21 @@
-"""The rules of the Lua script: token buckets, caps and fair shares, under a clock of the test."""
+"""The rules of the Lua script: token buckets and caps, under a clock of the test."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator
 from itertools import pairwise
 
 import pytest
+from clocked_limits import Clock, ClockedLimits, Process
 from redis.asyncio import Redis
 
-from benchmarks.limit_fleet import PrivateRedis
 from pipeline.limits.settings import HORIZON_S, LimitSettings
-from pipeline.limits.shared_limits import SharedLimits, lua_source
-from pipeline.limits.status import ANY_MODEL
+from pipeline.limits.shared_limits import SharedLimits
 from pipeline.limits.sync_messages import (
-    Demand,
     ReturnedSlot,
-    SyncReply,
-    SyncRequest,
     Usage,
     WaitReason,
 )
-
-START = 1_700_000_000.0
-
-
-class Clock:
-    now = START
-
-
-class ClockedLimits(SharedLimits):
-    """Limits whose script reads the test's clock in place of the server's."""
-
-    def __init__(
-        self, client: Redis, prefix: str, clock: Clock, model: str, whole: ClockedLimits | None
-    ) -> None:
-        super().__init__(client, prefix, "http://e", model, of_endpoint=whole)
-        source = lua_source()
-        begin = source.index("  local time = redis.call('TIME')")
-        end = source.index("\nend", begin)
-        read = f"  return tonumber(redis.call('GET', '{prefix}:clock'))"
-        self._grant_script = client.register_script(source[:begin] + read + source[end:])
-        self._clock, self._clock_key = clock, f"{prefix}:clock"
-
-    async def sync(self, request: SyncRequest) -> SyncReply:
-        await self._client.set(self._clock_key, repr(self._clock.now))
-        return await super().sync(request)
-
-
-class Process:
-    """A worker process in front of the script: counts the calls that it holds."""
-
-    def __init__(self, limits: SharedLimits, name: str = "p") -> None:
-        self.limits, self.name, self.held = limits, name, 0
-
-    async def ask(
-        self,
-        calls: int = 0,
-        *,
-        run: str = "r",
-        tokens: int = 0,
-        weight: float = 1.0,
-        returned: tuple[ReturnedSlot, ...] = (),
-        usage: Usage | None = None,
-        backoff_s: float | None = None,
-    ) -> SyncReply:
-        known = await self.limits.sync(SyncRequest(process=""))
-        reply = await self.limits.sync(
-            SyncRequest(
-                process=self.name,
-                version=known.version,
-                endpoint_version=known.endpoint_version,
-                held=self.held,
-                demands=(Demand(run, weight, calls, (tokens,) * calls),),
-                returned=returned,
-                usage=usage or Usage(),
-                backoff_s=backoff_s,
-            )
-        )
-        self.held += len(reply.grants)
-        return reply
-
-    async def slots(self, calls: int, **options: object) -> list[float]:
-        """Ask for calls; return when they start, in seconds from now."""
-        reply = await self.ask(calls, **options)  # type: ignore[arg-type]
-        return [grant.delay_s for grant in reply.grants]
-
-
-@pytest.fixture
-async def client(redis: PrivateRedis) -> AsyncIterator[Redis]:
-    client = Redis.from_url(redis.url)
-    yield client
-    await client.aclose()
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def whole(client: Redis, prefix: str, clock: Clock) -> ClockedLimits:
-    return ClockedLimits(client, prefix, clock, ANY_MODEL, None)
-
-
-@pytest.fixture
-def limits(client: Redis, prefix: str, clock: Clock, whole: ClockedLimits) -> ClockedLimits:
-    return ClockedLimits(client, prefix, clock, "m", whole)
-
 
 # --- token buckets ---
 
@@ -351,69 +259,3 @@ async def test_the_cap_never_leaves_its_bounds(limits: ClockedLimits, clock: Clo
         clock.now += 10
         lowest = await cap.learn(congested=9)
     assert lowest == 1
-
-
-# --- fair shares ---
-
-
-async def contend(
-    limits: ClockedLimits, clock: Clock, flows: dict[tuple[str, str], float], seconds: float
-) -> dict[tuple[str, str], int]:
-    """Let flows (run, process) of these weights ask all the time; count their calls."""
-    processes = {flow: Process(limits, flow[1]) for flow in flows}
-    served = dict.fromkeys(flows, 0)
-    until = clock.now + seconds
-    while clock.now < until:
-        for flow, weight in flows.items():
-            reply = await processes[flow].ask(5, run=flow[0], weight=weight)
-            served[flow] += len(reply.grants)
-        clock.now += 0.02
-    return served
-
-
-async def test_runs_are_served_by_weight_however_many_workers_they_have(
-    limits: ClockedLimits, clock: Clock
-) -> None:
-    await limits.set(LimitSettings(requests_per_minute=12_000, burst=1))
-    flows = {("a", "p1"): 3.0, ("b", "p2"): 1.0, ("b", "p3"): 1.0, ("b", "p4"): 1.0}
-    served = await contend(limits, clock, flows, 5.0)
-    of_b = sum(count for (run, _), count in served.items() if run == "b")
-    assert served["a", "p1"] / of_b == pytest.approx(3, rel=0.1)
-    assert served["b", "p2"] == pytest.approx(served["b", "p4"], rel=0.1)
-    assert sum(served.values()) == pytest.approx(5 * 200 * 0.99, rel=0.05)
-
-
-async def test_a_run_that_was_idle_is_owed_nothing(limits: ClockedLimits, clock: Clock) -> None:
-    await limits.set(LimitSettings(requests_per_minute=12_000, burst=1))
-    await contend(limits, clock, {("a", "p1"): 1.0}, 5.0)
-    served = await contend(limits, clock, {("a", "p1"): 1.0, ("b", "p2"): 1.0}, 2.0)
-    assert served["b", "p2"] == pytest.approx(served["a", "p1"], rel=0.15)
-
-
-async def test_a_run_that_stops_waiting_for_a_moment_keeps_its_lead(
-    limits: ClockedLimits,
-) -> None:
-    await limits.set(LimitSettings(tokens_per_minute=60_000, token_burst=1_000))
-    ahead, behind = Process(limits, "p1"), Process(limits, "p2")
-    assert await ahead.slots(1, run="a", tokens=300) == [0]
-    await behind.ask(1, run="b", tokens=300)
-    for _ in range(2):
-        reply = await ahead.ask(1, run="a", tokens=300)
-        assert reply.reason is WaitReason.SHARE
-        await ahead.ask(0, run="a")
-
-
-async def test_runs_that_ended_leave_nothing_behind(
-    limits: ClockedLimits, clock: Clock, client: Redis, prefix: str
-) -> None:
-    await limits.set(LimitSettings(requests_per_minute=60_000))
-    process = Process(limits)
-    for index in range(30):
-        await process.ask(3, run=f"run{index}")
-        await process.ask(0, run=f"run{index}")
-        clock.now += 1
-    await process.ask(1, run="last")
-    for key in ("flows", "runs", "waits", "due"):
-        (name,) = await client.keys(f"{prefix}:*:{key}") or [None]
-        size = 0 if name is None else len(await client.dump(name) or b"")
-        assert size < 100, key
