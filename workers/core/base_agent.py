@@ -18,7 +18,7 @@ from workers.core.options import Options, options_of, takes_any
 from workers.core.reply_format import ReplyFormat
 from workers.core.reply_parser import first_step_of, read_reply
 from workers.core.sync_call import call_sync_or_async
-from workers.core.tool_call import checked_tool, invoke_tool, release_tool, tool_schema
+from workers.core.tool_call import checked_tool, invoke_tool_once, release_tool, tool_schema
 from workers.core.tool_prompt import tools_text
 from workers.core.tool_schemas import OpenAIFunctionToolSchema, ToolResult, cut_middle
 from workers.core.tools_config import create_tools
@@ -244,7 +244,8 @@ class BaseAgent(ABC):
             if last.step_type is StepType.ACTION:
                 call_id = last.metadata.get("tool_call_id")
         if tool_name in self.tools:
-            result = await invoke_tool(
+            result = await invoke_tool_once(
+                tool_name,
                 self.tools[tool_name],
                 trajectory.request_id,
                 dict(tool_args or {}),

@@ -11,7 +11,7 @@ from __future__ import annotations
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from workers.core.options import Options
 from workers.core.sync_call import call_sync_or_async
@@ -34,6 +34,9 @@ class BaseAgenticTool(ABC):
 
     #: The settings with their types. A class without `options` of its own takes any setting.
     options: ClassVar[Options]
+    #: `recorded`: a later attempt of a rollout gets the result of an equal call from the journal
+    #: instead of a second run. For paid or rate-limited lookups, and not for tools with a state.
+    replay: Literal["again", "recorded"] = "again"
 
     def __init__(
         self,

@@ -11,7 +11,7 @@ import re
 import typing
 import weakref
 from collections.abc import Callable
-from typing import Any, NotRequired
+from typing import Any, Literal, NotRequired
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import PydanticUndefined
@@ -44,9 +44,11 @@ class FunctionTool(BaseAgenticTool):
             section the parameters.
         name: Name for the model; the function's own when None.
         description: Text for the model; the docstring's first paragraph when None.
+        replay: `again` or `recorded`, see `BaseAgenticTool.replay`.
 
     Raises:
         TypeError: The signature cannot be a tool's (positional-only, `*args`, unusable types).
+        ValueError: There is no such `replay`.
     """
 
     def __init__(
@@ -54,7 +56,11 @@ class FunctionTool(BaseAgenticTool):
         function: Callable[..., Any],
         name: str | None = None,
         description: str | None = None,
+        replay: Literal["again", "recorded"] = "again",
     ) -> None:
+        if replay not in ("again", "recorded"):
+            raise ValueError(f'replay is {replay!r}; give "again" or "recorded"')
+        self.replay = replay
         self.function = function
         self._arguments = arguments_adapter(function)
         name = name or str(getattr(function, "__name__", type(function).__name__))

@@ -11,8 +11,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Protocol
 
 from workers.core.function_tool import FunctionTool, schema_of_execute
 from workers.core.sync_call import call_sync_or_async
@@ -20,6 +23,57 @@ from workers.core.tool_schemas import OpenAIFunctionToolSchema, ToolResult, as_t
 from workers.sandbox.base import SandboxFailure
 
 logger = logging.getLogger(__name__)
+
+
+class ResultRecorder(Protocol):
+    """Keeps results of tools for a later attempt of the same rollout."""
+
+    def find_result(self, tool: str, arguments: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Return what an earlier attempt noted for an equal call, and forget it."""
+        ...
+
+    def note_result(
+        self, tool: str, arguments: Mapping[str, Any], result: Mapping[str, Any], elapsed_s: float
+    ) -> None:
+        """Note a result of this attempt."""
+        ...
+
+
+_recorder: ContextVar[ResultRecorder | None] = ContextVar("result_recorder", default=None)
+
+
+@contextmanager
+def recording_results(recorder: ResultRecorder | None) -> Iterator[None]:
+    """Let tools with `replay = "recorded"` that are called inside the block use this recorder."""
+    token = _recorder.set(recorder)
+    try:
+        yield
+    finally:
+        _recorder.reset(token)
+
+
+async def invoke_tool_once(
+    name: str, tool: Any, instance_id: str, parameters: dict[str, Any], *, timeout_s: float | None
+) -> ToolResult:
+    """Run a tool, or return what an earlier attempt recorded of an equal call.
+
+    Only tools with `replay = "recorded"` are recorded, and only their successful results.
+
+    Raises:
+        SandboxFailure: As in `invoke_tool`.
+    """
+    recorder = _recorder.get() if getattr(tool, "replay", None) == "recorded" else None
+    if recorder is None:
+        return await invoke_tool(tool, instance_id, parameters, timeout_s=timeout_s)
+    if (found := recorder.find_result(name, parameters)) is not None:
+        return ToolResult.model_validate(found)
+    started = time.perf_counter()
+    result = await invoke_tool(tool, instance_id, parameters, timeout_s=timeout_s)
+    if result.success:
+        # The text is kept as the model saw it.
+        values = {**result.model_dump(), "shown": result.to_text()}
+        recorder.note_result(name, parameters, values, time.perf_counter() - started)
+    return result
 
 
 async def invoke_tool(

@@ -10,7 +10,7 @@ import importlib
 import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, overload
+from typing import Any, Literal, TypeVar, overload
 
 from workers.core.function_tool import FunctionTool
 from workers.core.options import OptionError, check_options
@@ -190,7 +190,10 @@ def register_tool(
 def tool(function: Function, /) -> Function: ...
 @overload
 def tool(
-    *, name: str | None = None, description: str | None = None
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    replay: Literal["again", "recorded"] = "again",
 ) -> Callable[[Function], Function]: ...
 def tool(
     function: Callable[..., Any] | None = None,
@@ -198,14 +201,16 @@ def tool(
     *,
     name: str | None = None,
     description: str | None = None,
+    replay: Literal["again", "recorded"] = "again",
 ) -> Any:
     """Register the decorated function as a tool, as `@tool` or `@tool(name="other")`.
 
-    The function is returned unchanged and can be called and tested as before.
+    The function is returned unchanged and can be called and tested as before. With
+    `replay="recorded"` a resumed rollout gets recorded results instead of running it again.
     """
 
     def register(decorated: Function) -> Function:
-        _global_registry.register_tool_instance(FunctionTool(decorated, name, description))
+        _global_registry.register_tool_instance(FunctionTool(decorated, name, description, replay))
         return decorated
 
     return register(function) if function is not None else register

@@ -27,6 +27,7 @@ from pipeline.contract.messages import Completion, RolloutRequest
 from pipeline.contract.rollout import ISOLATED_FROM, StopReason
 from workers.agents.coding_task import TaskError
 from workers.agents.function_agent import AnswerShapeError
+from workers.core.tool_call import recording_results
 from workers.core.trajectory import Trajectory
 from workers.process.agent_timeout import WallClock, run_within
 from workers.process.attempt import Attempt
@@ -124,7 +125,11 @@ async def score_trajectory(attempt: Attempt) -> None:
 
 
 async def _run(agent: Any, attempt: Attempt) -> Any:
-    with boundary(AgentError), guard_exits(AgentError, "agent"):
+    with (
+        boundary(AgentError),
+        guard_exits(AgentError, "agent"),
+        recording_results(attempt.journal),
+    ):
         try:
             return await agent.run_trajectory(
                 prompt=attempt.request.prompt,

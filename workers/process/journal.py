@@ -1,12 +1,14 @@
 """The journal of one attempt: what it replays of earlier attempts, and records for the next one.
 
-`ModelCalls` asks it before each call and tells it each answer. Frames are packed where they are
-sent, in the outbox's thread. A rollout whose calls take less than `journal.after_s` sends none, and
-then no digest is computed either. Must not: raise, or delay a call.
+`ModelCalls` asks it before each call and tells it each answer; tools that must not run again do so,
+too. Frames are packed where they are sent, in the outbox's thread. A rollout whose calls take less
+than `journal.after_s` sends none, and then no request's digest is computed. Must not: raise, or delay
+a call.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from array import array
@@ -20,6 +22,7 @@ from pipeline.contract.journal import (
     RecordedCall,
     RecordedTokens,
     digest_of_request,
+    digest_of_value,
     pack_calls,
 )
 from pipeline.contract.messages import JournalFrame, RolloutRequest
@@ -150,6 +153,28 @@ class Journal:
         self.replayed_from.add(recorded.key[0])
         self.tokens_saved += (call.prompt_tokens or 0) + (call.completion_tokens or 0)
 
+    def find_result(self, tool: str, arguments: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Return the recorded result of an equal call of a tool, and forget it; None: none is."""
+        call = self._take(_digest_of_call(tool, arguments)) if self._recorded else None
+        return None if call is None else call.result
+
+    def note_result(
+        self, tool: str, arguments: Mapping[str, Any], result: Mapping[str, Any], elapsed_s: float
+    ) -> None:
+        """Note the result of a tool that must not run again; a result that is no JSON is not kept.
+
+        Args:
+            tool: The tool's name.
+            arguments: As the model gave them.
+            result: The fields of the `ToolResult`.
+            elapsed_s: Time that the tool took; it counts as generation time.
+        """
+        digest = _digest_of_call(tool, arguments)
+        if not self._records or digest is None or not _is_json(result):
+            return
+        self._add(digest, None, result, None)
+        self._count(elapsed_s)
+
     def flush(self) -> None:
         """Send all calls that are in no frame yet; while frames wait to be sent, they wait too."""
         if not self._answered or self._is_sending or self._keep is None:
@@ -185,7 +210,10 @@ class Journal:
             packed,
             call.sequence,
         )
-        self._generated_s += (response.latency_ms or 0.0) / 1000
+        self._count((response.latency_ms or 0.0) / 1000)
+
+    def _count(self, elapsed_s: float) -> None:
+        self._generated_s += elapsed_s
         if self._generated_s >= self._settings.after_s:
             self.flush()
 
@@ -280,6 +308,18 @@ def replay_deltas(response: ModelResponse, on_delta: OnDelta | None) -> None:
             tool_calls=tuple(ToolCallDelta(n, c.id, c.name, c.arguments) for n, c in calls),
         )
     )
+
+
+def _digest_of_call(tool: str, arguments: Mapping[str, Any]) -> str | None:
+    return digest_of_value(["tool", tool, arguments])
+
+
+def _is_json(result: Mapping[str, Any]) -> bool:
+    """Say whether a value comes back from JSON as it was: tuples and dataclasses do not."""
+    try:
+        return json.loads(json.dumps(result)) == result
+    except (TypeError, ValueError):
+        return False
 
 
 def _values_of(response: ModelResponse) -> dict[str, Any]:

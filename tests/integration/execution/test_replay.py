@@ -256,6 +256,47 @@ def test_tools_run_again(engine: Engine, make_worker: MakeWorker) -> None:
     assert ran == ["x", "x"]
 
 
+def test_a_recorded_tool_runs_once_and_its_result_is_replayed(
+    engine: Engine, make_worker: MakeWorker
+) -> None:
+    ran: list[str] = []
+
+    @tool(replay="recorded")
+    def look_up(text: str) -> dict[str, Any]:
+        """Look a text up, for money."""
+        ran.append(text)
+        return {"found": f"{text} {len(ran)}"}
+
+    @tool(replay="recorded")
+    def tell_time() -> tuple[int, ...]:
+        """Return a value that JSON would change."""
+        ran.append("time")
+        return (12, len(ran))
+
+    def ask(name: str, arguments: str) -> ModelResponse:
+        call = NativeToolCall(name, name, arguments)
+        return ModelResponse("", (call,), "tool_calls", latency_ms=10.0)
+
+    answers = iter(
+        [
+            ask("look_up", '{"text": "x"}'),
+            ask("tell_time", "{}"),
+            ModelTransportError("The server went away.", code="http_503"),
+            ask("look_up", '{"text": "x"}'),
+            ModelResponse("done", finish_reason="stop", latency_ms=10.0),
+        ]
+    )
+    story = StoredRun(engine, agent="tool", tools=["look_up", "tell_time"], reward=None)
+    _, done = make_worker(lambda: next(answers), **EVERY).work_off(story)
+    # What is no JSON runs again; a second equal call is a call of its own.
+    assert ran == ["x", "time", "time", "x"]
+    record = record_of(done)
+    results = [step["tool_result"] for step in record.steps if step["tool_result"] is not None]
+    assert results[0] == {"found": "x 1"}
+    assert results[-1] == {"found": "x 4"}
+    assert done.calls_replayed == 2
+
+
 def test_an_answer_with_a_secret_is_asked_for_again(
     story: StoredRun, make_worker: MakeWorker
 ) -> None:
