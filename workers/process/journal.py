@@ -2,8 +2,8 @@
 
 `ModelCalls` asks it before each call and tells it each answer; tools that must not run again do so,
 too. Frames are packed where they are sent, in the outbox's thread. A rollout whose calls take less
-than `journal.after_s` sends none, and then no request's digest is computed. Must not: raise, or delay
-a call.
+than `journal.after_s` sends none, and then no request's digest is computed. Must not: raise, or
+delay a call.
 """
 
 from __future__ import annotations
