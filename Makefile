@@ -38,15 +38,15 @@ test: $(INSTALLED) ## Run the test suite; a selection: make test ARGS="tests/uni
 faults: $(INSTALLED) ## Run the fault tests alone: they harm servers and processes of their own
 	@$(BIN)/pytest tests/faults $(ARGS)
 
-test-verl: ## Check our batches with verl itself, installed for CPUs into .venv-verl (1.5 GB)
+test-verl: ## Check our batches with verl itself, installed for CPUs into .venv-verl (1.7 GB)
 	@test -x $(VERL) || $(PYTHON) -m venv .venv-verl
 	@$(VERL) -m pip install --quiet --disable-pip-version-check torch==2.13.0
 	@$(VERL) -m pip install --quiet --disable-pip-version-check --no-deps verl==0.9.1
 	@$(VERL) -m pip install --quiet --disable-pip-version-check \
-		--requirement tests/with_verl/requirements.txt --editable .
-	@$(VERL) -m pytest --confcutdir=tests/with_verl tests/with_verl $(ARGS)
+		--requirement tests/with_verl/requirements.txt --editable '.[embedded]'
+	@PYTHONPATH=tests $(VERL) -m pytest --confcutdir=tests/with_verl tests/with_verl $(ARGS)
 
-test-trl: ## Train with TRL and torch on our batches, installed for CPUs into .venv-trl (1.6 GB)
+test-trl: ## Train with TRL and torch on our batches, installed for CPUs into .venv-trl (1.4 GB)
 	@test -x $(TRL) || $(PYTHON) -m venv .venv-trl
 	@$(TRL) -m pip install --quiet --disable-pip-version-check torch==2.13.0
 	@$(TRL) -m pip install --quiet --disable-pip-version-check \

@@ -1,0 +1,44 @@
+"""The columns of a row that verl reads beside its tokens, the same in both of verl's forms.
+
+Used by `verl_batch.py` and `verl_queue.py`. Must not: import verl or torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pipeline.tokens.rows import TokenRow
+from pipeline.trainer.train_batch import TrainBatch
+
+
+def described_rows(batch: TrainBatch) -> Iterator[tuple[TokenRow, dict[str, Any]]]:
+    """Yield the rows of a batch, each with its columns that are no tensors.
+
+    `num_turns` counts each model call as two messages, because the messages are not read.
+    `min_global_steps` and `max_global_steps` are policy versions, 0 where none is known.
+
+    Raises:
+        InputError: A rollout has no reward.
+    """
+    batch.advantages()  # its error names the rollout and the command that scores it
+    places = {
+        rollout.rollout_id: (group, rollout) for group in batch.groups for rollout in group.rollouts
+    }
+    for row in batch.rows():
+        group, rollout = places[row.rollout_id]
+        prompt = group.prompt
+        yield (
+            row,
+            {
+                "raw_prompt": prompt.get("messages")
+                or [{"role": "user", "content": str(prompt.get("content", ""))}],
+                "data_source": batch.run,
+                "reward_model": {"style": "rule", "ground_truth": prompt.get("answer")},
+                "rollout_id": str(row.rollout_id),
+                "num_turns": 2 * len(row.calls),
+                "multi_modal_inputs": {},
+                "min_global_steps": rollout.version_min or 0,
+                "max_global_steps": rollout.version_max or 0,
+            },
+        )
