@@ -44,7 +44,7 @@ def check(
     concurrency: Annotated[int, typer.Option("--concurrency", "-c", min=1, help="At once.")] = 4,
     as_json: Json = False,
 ) -> None:
-    """Check each task: it starts, its tests fail untouched, and pass with its gold patch.
+    """Check that tasks start, fail untouched and pass once solved.
 
     No model is called. The exit code is 2 if a task has a problem.
     """
