@@ -38,7 +38,7 @@ class BatchSpec:
     Args:
         groups: Groups in a batch; 16 if neither `groups` nor `tokens` is given.
         tokens: Instead of `groups`: the batch ends with the group with which its usable rollouts
-            have this many sampled tokens, as their server counted them.
+            have this many sampled tokens, by their server's usage, or else by the recorded ids.
         min_group_size: Usable rollouts that a group must have; capped at the group's n.
         require_full_groups: Skip groups with fewer than n usable rollouts.
         segments: Segments of a rollout that become rows: `all`, the `last`, the `longest`, or

@@ -186,8 +186,11 @@ class ModelCalls:
         agent: str,
         trainable: bool,
     ) -> ModelCall:
-        self.prompt_tokens += response.prompt_tokens or 0
-        self.completion_tokens += response.completion_tokens or 0
+        # Batches by tokens need a count, also where the server reports no usage.
+        prompt_tokens = _count(response.prompt_tokens, response.prompt_token_ids)
+        completion_tokens = _count(response.completion_tokens, response.completion_token_ids)
+        self.prompt_tokens += prompt_tokens or 0
+        self.completion_tokens += completion_tokens or 0
         sequence = len(self.calls)
         tokens = self._tokens_of(response, sequence)
         is_sample = tokens is not None and response.finish_reason not in ABORTED
@@ -198,8 +201,8 @@ class ModelCalls:
             model=response.model,
             endpoint=response.metadata.get("endpoint"),
             finish_reason=response.finish_reason,
-            prompt_tokens=response.prompt_tokens,
-            completion_tokens=response.completion_tokens,
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
             latency_ms=response.latency_ms,
             policy_version_before=response.metadata.get("policy_version_before"),
             policy_version=response.policy_version,
@@ -229,3 +232,7 @@ def _no_ids(response: ModelResponse) -> ContractError:
         "the workers. Or start the run with tokens=wanted, which records text alone.",
         code="no_token_ids",
     )
+
+
+def _count(usage: int | None, ids: Sequence[int] | None) -> int | None:
+    return len(ids) if usage is None and ids is not None else usage

@@ -54,6 +54,14 @@ def test_a_call_is_recorded_with_all_that_is_known_of_it(engine, make_worker):
     assert (completion.version_min, completion.version_max) == (6, 7)
 
 
+def test_recorded_ids_are_counted_where_the_server_reports_no_usage(engine, make_worker):
+    story = StoredRun(engine, agent="react", tools=["calculator"])
+    no_usage = {"prompt_tokens": None, "completion_tokens": None}
+    calls = [dataclasses.replace(each, **no_usage) for each in (FIRST, SECOND)]
+    (completion,) = make_worker(*calls).work(story)
+    assert (completion.prompt_tokens, completion.completion_tokens) == (3 + 6, 2 + 1)
+
+
 def test_tokens_are_stored_beside_the_body_and_in_no_json(engine, make_worker):
     story = StoredRun(engine, agent="react", tools=["calculator"])
     make_worker(FIRST, SECOND).work(story)
