@@ -61,14 +61,14 @@ def unlinked_files(pid: int, devices: Collection[int]) -> list[os.stat_result]:
 
     With the process 0 there are none.
     """
-    found: dict[int, os.stat_result] = {}
+    found: dict[tuple[int, int], os.stat_result] = {}
     for one in _tree(pid) if pid else ():
         with contextlib.suppress(OSError):
             for fd in os.listdir(f"/proc/{one}/fd"):
                 with contextlib.suppress(OSError):
                     each = os.stat(f"/proc/{one}/fd/{fd}")
                     if not each.st_nlink and each.st_dev in devices and stat.S_ISREG(each.st_mode):
-                        found[each.st_ino] = each
+                        found[each.st_dev, each.st_ino] = each
     return list(found.values())
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -104,16 +105,28 @@ class _Server:
         self._tools: dict[str, MCPTool] | None = None
         self._closing = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
+        self._failure, self._failed_at = "", 0.0
 
     async def open(self) -> dict[str, MCPTool]:
         """Return the tools, after opening the connection if it is not open.
 
+        Calls that wait while another one opens it share that one's failure.
+
         Raises:
             MCPServerError: It could not be opened.
         """
+        asked_at = time.monotonic()
         async with self._lock:
-            if self._tools is None:
+            if self._tools is not None:
+                return self._tools
+            # Otherwise a hundred rollouts would wait for a mute server in turn.
+            if self._failed_at > asked_at:
+                raise MCPServerError(self._failure)
+            try:
                 self._tools = await self._opened()
+            except MCPServerError as error:
+                self._failure, self._failed_at = str(error), time.monotonic()
+                raise
             return self._tools
 
     async def close(self, tools: dict[str, MCPTool] | None = None) -> None:

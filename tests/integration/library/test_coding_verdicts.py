@@ -345,11 +345,18 @@ async def test_the_record_is_kept_by_parallel_test_processes() -> None:
     assert (await judged(task, task["gold_patch"])).passed
 
 
-async def test_a_mock_that_the_tests_expect_is_no_cheat() -> None:
+async def test_a_mock_or_a_pattern_that_the_tests_expect_is_no_cheat() -> None:
     task = slug_task()
     task["files"]["tests/test_any.py"] = (
         "from unittest.mock import ANY\nfrom words.slugs import slugify\n\n"
         "def test_any():\n    assert slugify('x') == ANY\n"
+    )
+    task["files"]["tests/patterns.py"] = (
+        "class AnyText:\n    def __eq__(self, other): return isinstance(other, str)\n"
+    )
+    task["files"]["tests/test_pattern.py"] = (
+        "from tests.patterns import AnyText\nfrom words.slugs import slugify\n\n"
+        "def test_any_text():\n    assert slugify('x') == AnyText()\n"
     )
     assert (await judged(task, task["gold_patch"])).passed
 

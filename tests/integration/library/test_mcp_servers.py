@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from pathlib import Path
@@ -98,6 +99,19 @@ async def test_a_server_that_never_answers_is_given_up():
     servers = MCPServers({"mute": {"command": "sleep", "args": ["60"]}}, open_timeout_s=0.5)
     with pytest.raises(MCPServerError, match=r"no answer within 0\.5 s"):
         await servers.tools(["mute"])
+
+
+async def test_calls_that_wait_for_a_server_share_its_failure(tmp_path):
+    servers = MCPServers(
+        {"ends": {"command": "sh", "args": ["-c", f"printf x >> {tmp_path}/starts"]}}
+    )
+    waiting = [servers.tools(["ends"]) for _ in range(20)]
+    errors = await asyncio.gather(*waiting, return_exceptions=True)
+    assert {type(error) for error in errors} == {MCPServerError}
+    assert starts(tmp_path) == 1
+    with pytest.raises(MCPServerError):
+        await servers.tools(["ends"])
+    assert starts(tmp_path) == 2
 
 
 def test_the_doctor_opens_each_server_once(shelf, tmp_path, monkeypatch, capsys):
