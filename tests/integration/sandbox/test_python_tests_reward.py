@@ -195,7 +195,7 @@ async def test_150_candidates_in_parallel_leave_no_process_file_or_descriptor(
     good = f"# {mark}\n{WHOLE}"
     # A few loops are enough: each uses two seconds of a processor.
     bad = [
-        *([f"def largest(n):\n    return 0  # {mark}"] * 5),
+        *([f"def largest(n):\n    return 0  # {mark}"] * 11),
         f"import os  # {mark}\nfor _ in range(5):\n    if os.fork() == 0:\n        os.setsid()\n"
         "        while True: os.read(os.open('/dev/zero', 0), 1)\nos._exit(0)",
         f"def largest(n):\n    while True: pass  # {mark}",
