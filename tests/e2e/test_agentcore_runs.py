@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import uuid
+from contextlib import contextmanager
 
 import pytest
 from fixtures.agentcore_runtime import (
@@ -54,6 +56,19 @@ def rollout(environment, *arguments, timeout_s=100):
         check=False,
     )
     return done
+
+
+@contextmanager
+def started(environment, *arguments):
+    """A command that runs while the block does."""
+    command = [sys.executable, "-m", "rollout", *map(str, arguments)]
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 ROWS = [{"question": f"{i}+1?", "answer": str(i + 1), "reward": i / 10} for i in range(6)]
@@ -189,21 +204,37 @@ def test_cancelling_a_run_stops_its_sessions_within_the_shared_rate(place, tmp_p
     with local_runtime(PLAIN_APP, tmp_path, environment=buckets.environment) as running:
         environment["AWS_ENDPOINT_URL_BEDROCK_AGENTCORE"] = running.url
         options = ("--run", "stopped", "--executor", "agentcore", "--target", ARN)
-        command = [sys.executable, "-m", "rollout", "run", dataset(tmp_path, rows), *options]
-        with subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        ) as process:
-            try:
-                wait_until(lambda: running.figures()["live_sessions"] == len(rows), timeout_s=60)
-                done = rollout(environment, "cancel", "stopped", "--yes")
-                assert done.returncode == 0, done.stderr
-                output, _ = process.communicate(timeout=60)
-            finally:
-                process.kill()
+        with started(environment, "run", dataset(tmp_path, rows), *options) as process:
+            wait_until(lambda: running.figures()["live_sessions"] == len(rows), timeout_s=60)
+            done = rollout(environment, "cancel", "stopped", "--yes")
+            assert done.returncode == 0, done.stderr
+            output, _ = process.communicate(timeout=60)
         figures = running.figures()
     assert (figures["stops"], figures["live_sessions"]) == (len(rows), 0), output
     (limit,) = json.loads(rollout(environment, "limits", "show", "--json").stdout)
     assert limit["granted"] >= figures["invocations"] + figures["stops"]
+
+
+def test_resume_takes_in_what_ended_while_nothing_ran(place, tmp_path):
+    buckets, environment = place
+    gate = tmp_path / "gate"
+    rows = [{"question": str(i), "reward": i / 10, "wait_for": str(gate)} for i in range(3)]
+    with local_runtime(PLAIN_APP, tmp_path, environment=buckets.environment) as running:
+        environment["AWS_ENDPOINT_URL_BEDROCK_AGENTCORE"] = running.url
+        options = ("--run", "left", "--executor", "agentcore", "--target", ARN)
+        with started(environment, "run", dataset(tmp_path, rows), *options) as process:
+            wait_until(lambda: running.figures()["live_sessions"] == len(rows), timeout_s=60)
+            process.send_signal(signal.SIGINT)
+            output, _ = process.communicate(timeout=60)
+        assert process.returncode == 130, output
+        gate.touch()
+        wait_until(lambda: len(buckets.keys()) == len(rows), what="results")
+        done = rollout(environment, "resume", "left", "--json")
+        assert done.returncode == 0, done.stderr
+        figures = running.figures()
+    status = json.loads(done.stdout)
+    assert (status["rollouts"]["succeeded"], status["attempts"]) == (3, 3)
+    assert (figures["sessions"], figures["stops"], figures["live_sessions"]) == (3, 3, 0)
 
 
 def test_a_plain_container_is_a_target_too(place, tmp_path):
