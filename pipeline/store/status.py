@@ -316,7 +316,8 @@ def _run_status(
             *describe_failing_tools(activity, run.slug),
             *describe_missing_calls(
                 activity,
-                succeeded=rollouts["succeeded"],
+                # A remote agent always calls its model itself.
+                succeeded=rollouts["succeeded"] if run.config.agentcore is None else 0,
                 tokens=int(row.prompt_tokens + row.completion_tokens),
             ),
         ),
