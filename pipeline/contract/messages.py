@@ -111,6 +111,15 @@ class RolloutRequest(_Request, AttemptSpec):
     journal_uri: str | None = None
     journal_digest: BodyDigest | None = None
 
+    @property
+    def own_sampling(self) -> dict[str, Any]:
+        """The sampling parameters of this rollout: a seed differs from those of its group."""
+        sampling = dict(self.sampling)
+        if "seed" in sampling:
+            # Another attempt of a rollout gets the same seed.
+            sampling["seed"] = int(sampling["seed"]) + self.rollout_index
+        return sampling
+
     def describe(self) -> str:
         """Return the one line that operators see as the task's arguments."""
         return f"{super().describe()} policy={self.policy_version}"

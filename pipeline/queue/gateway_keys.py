@@ -16,6 +16,7 @@ from uuid import UUID
 from pydantic import BaseModel, ConfigDict
 
 from pipeline.contract.errors import MalformedMessage, PipelineError
+from pipeline.contract.messages import RolloutRequest
 from pipeline.contract.run import TokenWish
 from pipeline.queue.signing import GATEWAY_KEY, Signer
 
@@ -54,6 +55,29 @@ class GatewayKey(BaseModel):
     def attempt(self) -> tuple[UUID, int]:
         """The attempt, as in messages."""
         return self.rollout_id, self.attempt_no
+
+
+def gateway_key_of(request: RolloutRequest, model: str, *, expires_at: int = 0) -> GatewayKey:
+    """Return the content of the key of a request's attempt.
+
+    Args:
+        request: The attempt.
+        model: The model's name.
+        expires_at: In Unix seconds; a worker's own gateway sets it.
+    """
+    return GatewayKey(
+        run_id=request.run_id,
+        run=request.run,
+        rollout_id=request.rollout_id,
+        attempt_no=request.attempt_no,
+        label=request.label,
+        expires_at=expires_at,
+        model=model,
+        base_url=request.base_url,
+        weight=request.weight,
+        sampling=request.own_sampling,
+        tokens=request.tokens,
+    )
 
 
 class GatewayKeys:

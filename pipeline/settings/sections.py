@@ -291,6 +291,9 @@ class AgentCoreSettings(_Section):
         default="both",
         description="Which of `_training` (needs the queue) and `_rollout` a payload carries.",
     )
+    gateway_url: str | None = Field(
+        default=None, description="Gateway of sessions (with /v1); `_rollout` carries it and a key."
+    )
 
 
 class McpServerSettings(_Section):

@@ -9,7 +9,9 @@ import subprocess
 import sys
 import uuid
 from contextlib import contextmanager
+from typing import Any
 
+import openai
 import pytest
 from fixtures.agentcore_runtime import (
     ARN,
@@ -20,6 +22,7 @@ from fixtures.agentcore_runtime import (
     serving,
     set_environment,
 )
+from fixtures.scripted_model import scripted_model
 from fixtures.waiting import wait_until
 
 
@@ -63,7 +66,12 @@ def started(environment, *arguments):
     """A command that runs while the block does."""
     command = [sys.executable, "-m", "rollout", *map(str, arguments)]
     with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command,
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     ) as process:
         try:
             yield process
@@ -88,6 +96,7 @@ def test_a_run_through_sessions_keeps_the_apps_rewards_and_leaves_no_session(pla
         assert done.returncode == 0, done.stderr
         status = json.loads(done.stdout)
         assert status["rollouts"]["succeeded"] == 12
+        assert status["warnings"] == []
         figures = running.figures()
         assert figures["live_sessions"] == 0
         assert figures["most_sessions"] <= 8
@@ -237,25 +246,45 @@ def test_resume_takes_in_what_ended_while_nothing_ran(place, tmp_path):
     assert (figures["sessions"], figures["stops"], figures["live_sessions"]) == (3, 3, 0)
 
 
-def test_a_plain_container_is_a_target_too(place, tmp_path):
+def test_a_plain_container_calls_the_gateway_with_a_key_that_nothing_keeps(place, tmp_path):
     from workers.agentcore import AgentCoreRLApp
 
     buckets, environment = place
-    with set_environment(buckets.environment):
+    keys = []
+    with set_environment(buckets.environment), scripted_model(lambda _: "42") as model:
         app = AgentCoreRLApp()
 
         @app.rollout_entrypoint
         def answers(payload):
-            turn = {"formatted_request": {"messages": [{"role": "assistant", "content": "a"}]}}
+            named = payload["_rollout"]
+            keys.append(named["api_key"])
+            with openai.OpenAI(base_url=named["base_url"], api_key=named["api_key"]) as client:
+                asked: Any = [{"role": "user", "content": payload["prompt"]}]
+                reply = client.chat.completions.create(model=named["model_id"], messages=asked)
+            text = f"{reply.choices[0].message.content} by {named['api_key']}"
+            turn = {"formatted_request": {"messages": [{"role": "assistant", "content": text}]}}
             return {"rollout_data": [turn], "rewards": 1.0}
 
-        with serving(app) as url:
+        environment |= {"ROLLOUT_BROKER__SIGNING_KEY": "shared", "OPENAI_BASE_URL": model.base_url}
+        command = ("gateway", "--port", "0", "--json", "--while-stdin")
+        with serving(app) as url, started(environment, *command) as gateway:
+            assert gateway.stdout is not None
+            ready = json.loads(gateway.stdout.readline())
+            environment["ROLLOUT_AGENTCORE__GATEWAY_URL"] = ready["base_url"]
             done = rollout(
                 environment, "run", dataset(tmp_path, ROWS[:3]), "--run", "plain",
                 "--executor", "agentcore", "--target", url, "--json",
             )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["rollouts"]["succeeded"] == 3
+    assert json.loads(done.stdout)["rollouts"]["succeeded"] == len(set(keys)) == 3
+    saved = [buckets.read(name)["payload"]["_rollout"] for name in sorted(buckets.keys())]
+    assert [rollout_config["api_key"] for rollout_config in saved] == ["***"] * 3
+    assert rollout(environment, "export", "plain", "-o", tmp_path / "out.jsonl").returncode == 0
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [line["messages"][-1]["content"] for line in lines] == ["42 by ***"] * 3
+    kept = [*(tmp_path / "data").rglob("*"), tmp_path / "out.jsonl"]
+    found = [path for path in kept if path.is_file() and b"rpk-" in path.read_bytes()]
+    assert not found
 
 
 @pytest.mark.parametrize(

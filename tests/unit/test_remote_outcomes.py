@@ -6,6 +6,7 @@ import json
 from uuid import uuid4
 
 import pytest
+from fixtures.messages import request_of
 
 from pipeline.agentcore.outcome import outcome_of, timed_out
 from pipeline.contract.agentcore import (
@@ -170,3 +171,11 @@ def test_a_gateway_key_in_a_result_reaches_neither_error_nor_trajectory():
     assert completion.error is not None
     assert (completion.error.message, completion.error.detail) == ("401 for ***", "api_key='***'")
     assert key.encode() not in unpack_record(completion.body).model_dump_json().encode()
+
+
+@pytest.mark.parametrize("index", [0, 3])
+def test_the_seed_of_a_payload_differs_within_a_group_and_not_between_attempts(index):
+    sampling = {"temperature": 1.0, "seed": 5}
+    for attempt_no in (1, 2):
+        request = request_of(sampling=sampling, rollout_index=index, attempt_no=attempt_no)
+        assert request.own_sampling == {"temperature": 1.0, "seed": 5 + index}

@@ -7,6 +7,7 @@ Called by `execute`. The task ends here; the session's result reaches the store 
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 from pipeline.agentcore.call_pace import CallPace, require_shared_pace
@@ -17,6 +18,7 @@ from pipeline.contract.errors import ConfigError, ContractError, ModelRateLimit,
 from pipeline.contract.messages import Completion, RolloutRequest
 from pipeline.limits.local_pause import LocalPauses
 from pipeline.limits.pool import LimiterPool
+from pipeline.queue.gateway_keys import GatewayKeys, gateway_key_of
 from pipeline.settings import Settings
 from workers.process.attempt import Attempt
 from workers.process.endpoints import require_allowed_target
@@ -60,7 +62,7 @@ class RemoteSessions:
             group_no=request.group_no,
             session_id=session_id,
             prompt=request.prompt,
-            model=_model_of(request),
+            model=self._model_of(request),
         )
         for number in range(1, _TRIES + 1):
             await pace.wait(target, run=request.run, weight=request.weight)
@@ -95,16 +97,29 @@ class RemoteSessions:
             self._pace = CallPace(self._limits, self._settings.agentcore.requests_per_second)
         return self._pace
 
-
-def _model_of(request: RolloutRequest) -> dict[str, Any]:
-    """Return what the run names of its model, as `_rollout` carries it."""
-    urls = urls_of(request.base_url)
-    model: dict[str, Any] = {}
-    if urls:
-        # One of several replicas; the rollouts of a group are spread over them.
-        model["base_url"] = urls[request.rollout_index % len(urls)]
-    if request.model:
-        model["model_id"] = request.model
-    if request.sampling:
-        model["sampling_params"] = dict(request.sampling)
-    return model
+    def _model_of(self, request: RolloutRequest) -> dict[str, Any]:
+        """Return the run's model as `_rollout` carries it, behind the gateway if one is set."""
+        settings = self._settings
+        name, urls = request.model, urls_of(request.base_url)
+        model: dict[str, Any] = {}
+        if settings.agentcore.gateway_url:
+            secret = settings.broker.signing_key
+            if secret is None:
+                raise ContractError(
+                    "agentcore.gateway_url needs the signing key of the deployment: a gateway "
+                    "accepts no other keys. Set ROLLOUT_BROKER__SIGNING_KEY for all processes.",
+                    code="no_signing_key",
+                )
+            name = name or settings.llm.model or "default"
+            expires_at = int(time.time() + settings.gateway.key_lifetime_s)
+            keys = GatewayKeys(secret.get_secret_value().encode())
+            model["base_url"] = settings.agentcore.gateway_url
+            model["api_key"] = keys.write(gateway_key_of(request, name, expires_at=expires_at))
+        elif urls:
+            # One of several replicas; the rollouts of a group are spread over them.
+            model["base_url"] = urls[request.rollout_index % len(urls)]
+        if name:
+            model["model_id"] = name
+        if request.sampling:
+            model["sampling_params"] = request.own_sampling
+        return model

@@ -21,7 +21,7 @@ from pipeline.contract.rollout import label_of
 from pipeline.contract.run import TokenWish
 from pipeline.limits.local_pause import LocalPauses
 from pipeline.limits.pool import LimiterPool
-from pipeline.queue.gateway_keys import GatewayKey
+from pipeline.queue.gateway_keys import GatewayKey, gateway_key_of
 from pipeline.queue.journal_frames import has_journal, read_journal
 from pipeline.queue.payloads import open_payloads
 from pipeline.redaction import NOTHING, Redactor
@@ -193,10 +193,7 @@ class Runtime:
             client_of,
             pause_wait_s=self.settings.worker.policy_pause_wait_s,
         )
-        overrides = dict(request.sampling)
-        if "seed" in overrides:
-            # Rollouts of a group must differ; another attempt of a rollout gets the same seed.
-            overrides["seed"] = int(overrides["seed"]) + request.rollout_index
+        overrides = request.own_sampling
         defaults: dict[str, Any] = {}
         if llm.tag_requests:
             label = label_of(request.run, request.group_no, request.rollout_index, 1)
@@ -212,7 +209,7 @@ class Runtime:
             overrides=overrides,
             on_call=note_call,
             tokens=request.tokens,
-            serve=partial(self.gateway.serving, _gateway_key(request, model, overrides)),
+            serve=partial(self.gateway.serving, gateway_key_of(request, model)),
             journal=attempt.journal,
         )
 
@@ -267,22 +264,6 @@ def open_limits(settings: Settings, process: str) -> LimiterPool | LocalPauses:
     if url is None:
         return LocalPauses()
     return LimiterPool(url, prefix=settings.limits_prefix, process=process)
-
-
-def _gateway_key(request: RolloutRequest, model: str, sampling: Mapping[str, Any]) -> GatewayKey:
-    return GatewayKey(
-        run_id=request.run_id,
-        run=request.run,
-        rollout_id=request.rollout_id,
-        attempt_no=request.attempt_no,
-        label=request.label,
-        expires_at=0,
-        model=model,
-        base_url=request.base_url,
-        weight=request.weight,
-        sampling=dict(sampling),
-        tokens=request.tokens,
-    )
 
 
 def _is_remote(tool: str) -> bool:
