@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 VERL := .venv-verl/bin/python
 TRL := .venv-trl/bin/python
+INSPECT := .venv-inspect/bin/python
 FRAMEWORKS := .venv-frameworks/bin/python
 INSTALLED := $(VENV)/.installed
 DEMO := $(VENV)/.installed-for-demo
@@ -22,7 +23,7 @@ JOBS ?= 4
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test faults test-verl test-trl test-frameworks check bench clean new-venv
+.PHONY: help install demo test faults test-verl test-trl test-inspect test-frameworks check bench clean new-venv
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +54,12 @@ test-trl: ## Train with TRL and torch on our batches, installed for CPUs into .v
 		--requirement tests/with_trl/requirements.txt --editable '.[embedded]'
 	@PYTHONPATH=tests $(TRL) -m pytest --confcutdir=tests/with_trl tests/with_trl $(ARGS)
 
+test-inspect: ## Read our logs with Inspect, installed into .venv-inspect (430 MB)
+	@test -x $(INSPECT) || $(PYTHON) -m venv .venv-inspect
+	@$(INSPECT) -m pip install --quiet --disable-pip-version-check \
+		--requirement tests/with_inspect/requirements.txt --editable '.[embedded]'
+	@PYTHONPATH=tests $(INSPECT) -m pytest --confcutdir=tests/with_inspect tests/with_inspect $(ARGS)
+
 test-frameworks: ## Check the gateway with agents of frameworks, installed into .venv-frameworks (700 MB)
 	@test -x $(FRAMEWORKS) || $(PYTHON) -m venv .venv-frameworks
 	@$(FRAMEWORKS) -m pip install --quiet --disable-pip-version-check \
@@ -70,7 +77,7 @@ bench: $(INSTALLED) ## Measure this machine and print the table of goals; make b
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 clean: ## Remove the virtual environment and caches
-	rm -rf $(VENV) .venv-verl .venv-trl .venv-frameworks .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) .venv-verl .venv-trl .venv-inspect .venv-frameworks .pytest_cache .ruff_cache .hypothesis build *.egg-info
 
 new-venv:
 	@test -n "$(PYTHON)" || { echo 'Python 3.11 or newer is needed: make PYTHON=/path/to/python3'; exit 1; }

@@ -129,7 +129,7 @@ def output_file(path: Path) -> Iterator[BinaryIO]:
     try:
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     except OSError as error:
-        raise _unwritable(path, error) from error
+        raise unwritable(path, error) from error
     try:
         with os.fdopen(handle, "wb") as file:
             yield file
@@ -138,8 +138,18 @@ def output_file(path: Path) -> Iterator[BinaryIO]:
     except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
         if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
-            raise _unwritable(path, error) from error
+            raise unwritable(path, error) from error
         raise
+
+
+def unwritable(path: Path, error: OSError) -> InputError:
+    """Return the error of an output file that cannot be written."""
+    return InputError(
+        f"{path} cannot be written.",
+        why=f"{error.strerror or error}.",
+        remedy="Choose another place with -o.",
+        code=E_OUTPUT,
+    )
 
 
 class _JsonLines:
@@ -213,12 +223,3 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
-
-
-def _unwritable(path: Path, error: OSError) -> InputError:
-    return InputError(
-        f"{path} cannot be written.",
-        why=f"{error.strerror or error}.",
-        remedy="Choose another place with -o.",
-        code=E_OUTPUT,
-    )

@@ -18,7 +18,8 @@ from rollout.output import note, print_json
 if TYPE_CHECKING:
     from pipeline.store.runs import Run
 
-_FORMATS = ("jsonl", "parquet")
+_FORMATS = ("jsonl", "parquet", "inspect")
+_SUFFIXES = {"inspect": "eval"}
 
 
 def export(
@@ -26,11 +27,13 @@ def export(
     run: RunName,
     to: Annotated[
         str | None,
-        typer.Option("--to", metavar="jsonl|parquet", help="Format (default: jsonl)."),
+        typer.Option("--to", metavar="jsonl|parquet|inspect", help="Format (default: jsonl)."),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="File; `-` is stdout (default: RUN.FORMAT)."),
+        typer.Option(
+            "--output", "-o", help="File; `-` is stdout (default: RUN with the format's suffix)."
+        ),
     ] = None,
     segments: Annotated[
         bool,
@@ -51,7 +54,7 @@ def export(
         raise InputError("Only JSON Lines, and nothing else, can go to stdout.", remedy="Use -o.")
     with opened(ctx) as deployment:
         found = deployment.find_run(run)
-        path = output or Path(f"{found.slug}.{to}")
+        path = output or Path(f"{found.slug}.{_SUFFIXES.get(to, to)}")
         write = _segments if segments else _rollouts
         counts, sentence = write(deployment, found, path, to)
     if as_json:
@@ -61,13 +64,14 @@ def export(
 
 
 def _rollouts(deployment: Deployment, run: Run, path: Path, to: str) -> tuple[dict[str, Any], str]:
-    report = export_run(
-        deployment.engine,
-        run,
-        path,
-        to="parquet" if to == "parquet" else "jsonl",
-        payloads=open_payloads(deployment.settings),
-    )
+    payloads = open_payloads(deployment.settings)
+    if to == "inspect":
+        from pipeline.trainer.adapters.inspect_log import write_inspect_log
+
+        report = write_inspect_log(deployment.engine, run, path, payloads=payloads)
+    else:
+        kind = "parquet" if to == "parquet" else "jsonl"
+        report = export_run(deployment.engine, run, path, to=kind, payloads=payloads)
     if report.unfinished:
         note(f"{report.unfinished} rollouts are not done and were left out.")
     if report.unreadable:

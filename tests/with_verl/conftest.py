@@ -1,4 +1,4 @@
-"""A store for the tests; `make test-trl` runs them without the suite's own fixtures."""
+"""A store for the tests; `make test-verl` runs them without the suite's own fixtures."""
 
 from __future__ import annotations
 

@@ -132,3 +132,6 @@ def test_the_command_writes_segments_and_says_how_many(
     assert parquet.read_table(tmp_path / "rows.parquet").num_rows == 6
     assert run_command(["export", name, "--segments", "--to", "jsonl"]) != 0
     assert "as Parquet only" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "inspect_ai", None)
+    assert run_command(["export", name, "--to", "inspect"]) == 3
+    assert "rollout-pipeline[inspect]" in capsys.readouterr().err
