@@ -19,6 +19,8 @@ from pipeline.contract.errors import Action, ErrorClass, ModelTransportError
 from pipeline.contract.trajectory import TrajectoryRecord, unpack_record
 from pipeline.store.engine import transact
 from pipeline.store.status import run_status
+from rollout.commands.errors import errors_by_tool
+from rollout.deployment import Deployment
 from workers.core.model_response import ModelResponse, NativeToolCall
 from workers.core.registry import BUILTIN_AGENTS, register_agent
 from workers.core.tool_registry import BUILTIN_TOOLS
@@ -205,6 +207,22 @@ def test_a_reward_that_a_run_names_goes_before_the_agents_own(engine: Engine, ma
     (said,) = make_worker(*AGENTS[agent].replies).work(story)
     assert (said.outcome, said.reward) == ("succeeded", 0.0)
     assert [part.name for part in said.reward_parts] == ["exact_match"]
+
+
+@pytest.mark.parametrize("native_tools", [False, True])
+def test_a_lost_call_earns_nothing_and_is_counted_for_its_run(
+    engine: Engine, make_worker, make_settings, native_tools
+):
+    lost = "<tool_call>calculator of 0 + 1 == 1</tool_call>"
+    worker = make_worker("Action: calculator(expression='0 + 1 == 1')", lost, lost, "1")
+    config = {"tools": ("calculator",), "agent_config": {"native_tools": native_tools}}
+    story = StoredRun(engine, agent="react", **config)
+    (said,) = worker.work_off(story)
+    assert (said.outcome, said.stop_reason, said.reward) == ("succeeded", "parse_error", 0.0)
+    assert errors_by_tool(Deployment(make_settings(), engine), story.run) == [
+        {"tool": "(unreadable call)", "calls": 2, "errors": 2},
+        {"tool": "calculator", "calls": 1, "errors": 0},
+    ]
 
 
 def test_a_run_without_recorded_model_calls_is_told_once_for_each_run(
