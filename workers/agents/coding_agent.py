@@ -105,7 +105,7 @@ class CodingAgent(ToolCallingAgent):
             verdict, diff = await self.record_work(task, sandbox, base_tree, trajectory)
             if is_judged and self.judges_in_place:
                 verdict = await judge_in_place(task, sandbox, base_tree)
-        # After the model's sandbox is closed, so that a rollout never has two.
+        # The model's sandbox is closed before, so that a rollout never has two.
         if is_judged and verdict is None:
             verdict = await judge(task, diff, settings)
         self.conclude(verdict, trajectory)

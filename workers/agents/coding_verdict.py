@@ -208,7 +208,7 @@ class _Controls:
             self._errors[key] = running
             while len(self._errors) > _MOST_CONTROLS:
                 self._errors.popitem(last=False)
-        # Shielded: other rollouts may wait for the same run when this one is cancelled.
+        # The run is shielded, because other rollouts may wait for it when this one is cancelled.
         if error := await asyncio.shield(running):
             raise TaskError(error)
 

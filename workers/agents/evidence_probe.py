@@ -145,7 +145,7 @@ def _random_values() -> list[Any]:
 
 
 class _OperandChecks(ast.NodeTransformer):
-    """Has the operands of `==` in the `assert` statements of a module checked."""
+    """Wraps the operands of `==` and `in` of a module's `assert` statements in `_checked`."""
 
     def __init__(self, module: ast.Module) -> None:
         self._allows_mocks = any(

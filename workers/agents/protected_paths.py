@@ -1,4 +1,4 @@
-"""Which changed paths of a diff do not count: tests, the test runner's files, and what shadows it.
+"""The paths of a diff that do not count: tests, files of the test runner, modules that hide it.
 
 Used by `coding_verdict` before the tests run. Pure. Must not: protect a path that the task allows.
 """

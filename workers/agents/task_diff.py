@@ -49,7 +49,7 @@ async def take_base_tree(sandbox: Sandbox, *, may_create: bool) -> str | None:
         SandboxFailure: A command failed.
     """
     create = f"{_GIT} init -q && {_GIT} add -A && {_GIT} commit -q --allow-empty -m base"
-    # One command: the start of a command costs more than git does.
+    # All steps are one command, because the start of a command costs more than git does.
     result = await sandbox.run(
         f"command -v git >/dev/null || exit {_NOT_FOUND}; "
         f"{_GIT} rev-parse --show-toplevel >/dev/null 2>&1 || "
@@ -74,7 +74,7 @@ async def read_diff(sandbox: Sandbox, base_tree: str) -> bytes:
     Raises:
         DiffRefused: It is too large.
     """
-    # A file, because the output of a command is cut.
+    # The diff goes through a file, because the output of a command is cut.
     made = await sandbox.run(
         f"{_staged(base_tree)} && file=$(mktemp ./.rollout-diff-XXXXXX) && "
         f'{_GIT} {_DIFF} {base_tree} > "$file" && wc -c "$file"'
@@ -83,7 +83,7 @@ async def read_diff(sandbox: Sandbox, base_tree: str) -> bytes:
         return b""
     size, _, path = made.stdout.strip().partition(" ")
     try:
-        # Before it is read: a large diff would fill the worker's memory.
+        # The size is checked before the read: a large diff would fill the worker's memory.
         if int(size) > MAX_DIFF_BYTES:
             raise DiffRefused(f"the diff has {size} bytes; at most {MAX_DIFF_BYTES} are judged")
         return await sandbox.read_file(path)

@@ -11,9 +11,9 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-#: The label of calls that name no agent.
+#: Label of calls whose key names no sub-agent.
 MAIN_AGENT = ""
-#: Between a key and the label of a sub-agent; keys do not contain it.
+#: Separates a key from the label of a sub-agent; keys do not contain this character.
 LABEL_MARK = "~"
 
 

@@ -1,4 +1,4 @@
-"""The disk quota of a local sandbox: what its folders hold is measured while commands run.
+"""The disk quota of a local sandbox: the size of its folders is measured while commands run.
 
 Used by `child_process` for the local kinds. A quota of the file system would need privileges, and a
 file system in memory would not last from one command to the next. Must not: block the event loop,
@@ -45,7 +45,10 @@ class DiskQuota:
 
     @property
     def allowed_bytes(self) -> int:
-        """What a command that starts now may use; one that only deletes always runs."""
+        """Most bytes that the folders may hold while a command that starts now runs.
+
+        With a used-up quota they may hold as much as they do, so that a command can delete files.
+        """
         return max(self.limit_bytes, self._used)
 
     async def is_exceeded(
@@ -78,7 +81,7 @@ class DiskQuota:
         now = time.monotonic()
         if now < self._next_at and not has_ended:
             return False
-        # What was written since the last measurement has left the file system's free space.
+        # Bytes written since the last measurement are missing from the file system's free space.
         if self._used + self._most_free - free > allowed_bytes:
             return True
         return running_s > _OLDEST_S and now > self._measured_at + _OLDEST_S

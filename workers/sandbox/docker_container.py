@@ -28,7 +28,7 @@ DEFAULT_IMAGE = "python:3.11-slim"
 DEFAULT_LIFETIME_S = 4 * 3600.0
 _API_TIMEOUT_S = 60
 _CHUNK = 64 * 1024
-#: In docker's refusal of a quota: only XFS, mounted with `pquota`, has one for overlay2.
+#: Text of docker's refusal of a quota: overlay2 has quotas only on XFS mounted with `pquota`.
 _NO_QUOTA = "storage-opt"
 
 

@@ -18,7 +18,7 @@ from workers.core.base_tool import BaseAgenticTool
 from workers.core.tool_schemas import ToolResult
 from workers.tools.mcp_tools import MCPTool, mcp_tools
 
-#: Begins the names of a run's tools that are whole MCP servers.
+#: Prefix of the tool names of a run that stand for all tools of an MCP server.
 MCP_PREFIX = "mcp:"
 
 OPEN_TIMEOUT_S = 60.0
@@ -119,7 +119,7 @@ class _Server:
         async with self._lock:
             if self._tools is not None:
                 return self._tools
-            # Otherwise a hundred rollouts would wait for a mute server in turn.
+            # Without this check, each of many rollouts would wait for a mute server in turn.
             if self._failed_at > asked_at:
                 raise MCPServerError(self._failure)
             try:
@@ -139,7 +139,8 @@ class _Server:
             self._keeper = self._tools = None
 
     async def _opened(self) -> dict[str, MCPTool]:
-        # Imports of a second must not block the event loop. `mcp_tools` says how to install them.
+        # The import takes a second, which must not block the event loop. Where the package is
+        # missing, `mcp_tools` says how to install it.
         with suppress(ModuleNotFoundError):
             await asyncio.to_thread(importlib.import_module, "mcp")
         opened: asyncio.Future[dict[str, MCPTool]] = asyncio.get_running_loop().create_future()
