@@ -169,14 +169,17 @@ class TrainerClient:
         Raises:
             NotReady: Too few groups are ready.
         """
-        spec = spec or BatchSpec()
-        pulled = self._batches.take(step, spec, policy_version=policy_version)
-        if isinstance(pulled, TrainBatch):
+        spec, version = spec or BatchSpec(), policy_version
+        if isinstance(pulled := self._batches.take(step, spec, policy_version=version), TrainBatch):
             return pulled
         # The figures are costly in a large run, so they are not read at each wake-up.
         if is_last_try or pulled in (RunState.FINISHED, RunState.CANCELLED):
             stats = self.stats(spec)
             if is_last_try or stats.drained:
+                # Another process of this consumer may have leased the step before the figures.
+                again = self._batches.take(step, spec, policy_version=version)
+                if isinstance(again, TrainBatch):
+                    return again
                 raise NotReady(stats, spec)
         return None
 

@@ -5,7 +5,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -199,6 +202,26 @@ def test_rollouts_of_several_segments_are_refused_or_chosen_from(engine: Engine,
     last = Recorded(client, spec=BatchSpec(segments="last"))
     trainer(last, tmp_path, max_steps=1).train()
     assert last.given[0]["completion_ids"] == [[3, 4, 5, 6], [6]] * 2
+
+
+def test_processes_that_pull_at_once_share_the_groups_of_a_step(engine: Engine):
+    name = finished(engine)
+    begin = Barrier(2)
+
+    def rows_of(rank: int) -> dict[str, list[Any]]:
+        part = SimpleNamespace(num_processes=2, process_index=rank)
+        process = SimpleNamespace(
+            model=SimpleNamespace(training=True), num_generations=2, accelerator=part
+        )
+        rollouts = PipelineRollouts(TrainerClient(engine, run=name))
+        begin.wait(10)
+        return rollouts(["unused"] * 4, process)
+
+    with ThreadPoolExecutor(2) as processes:
+        first, second = processes.map(rows_of, range(2))
+    assert [each["rollout_reward"] for each in (first, second)] == [[0.0, 1.0] * 2] * 2
+    assert len({*first["rollout_id"], *second["rollout_id"]}) == 8
+    assert TrainerClient(engine, run=name).stats().groups["leased"] == 4
 
 
 def test_evaluations_are_refused(engine: Engine, tmp_path: Path):

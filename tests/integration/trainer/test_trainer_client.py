@@ -59,6 +59,24 @@ def test_a_step_gives_the_same_batch_to_whoever_comes_back(connect):
     assert again.replayed
 
 
+def test_processes_that_pull_a_runs_last_groups_at_once_get_the_same_batch(connect, story):
+    """The second finds the groups locked, and the first commits before the figures are read."""
+    six, first = BatchSpec(groups=6), connect()
+
+    class Second(TrainerClient):
+        def stats(self, spec=None):
+            lease.commit()
+            return super().stats(spec)
+
+    with story.engine.connect() as lease:
+        keys = {"consumer": "a", "step": 0, "spec": six, "policy_version": None, "lease_s": 60.0}
+        assert lease_batch(lease, story.run, **keys) is not None
+        second = Second(story.engine, run=story.run.slug, consumer="a")
+        assert numbers(second.pull(0, six)) == [0, 1, 2, 3, 4, 5]
+    assert numbers(first.pull(0, six)) == [0, 1, 2, 3, 4, 5]
+    second.close()
+
+
 def test_no_group_is_in_two_batches(connect):
     batches = [connect(consumer).pull(step, TWO) for consumer, step in [("a", 0), ("b", 0)]]
     batches.append(connect("a").pull(1, TWO))
