@@ -34,7 +34,8 @@ def measure_tokens(workload: Workload, *, pairs: int) -> tuple[list[Figure], Com
     Raises:
         RuntimeError: A stored trajectory lacks tokens of its conversation.
     """
-    with MockServer() as mock, PipelineSubject(server="vllm") as subject:
+    at_once = workload.in_flight
+    with MockServer() as mock, PipelineSubject(concurrency=at_once, server="vllm") as subject:
         found = compare(BareLoop("B3"), subject, workload, mock, pairs=pairs)
         stored = _stored_figure(subject.engine, subject.run, workload)
     calls = workload.behaviour.turns
