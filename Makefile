@@ -47,7 +47,7 @@ test-verl: ## Check our batches with verl itself, installed for CPUs into .venv-
 		--requirement tests/with_verl/requirements.txt --editable '.[embedded]'
 	@PYTHONPATH=tests $(VERL) -m pytest --confcutdir=tests/with_verl tests/with_verl $(ARGS)
 
-test-trl: ## Train with TRL and torch on our batches, installed for CPUs into .venv-trl (1.4 GB)
+test-trl: ## Train with TRL and torch on our batches, installed for CPUs into .venv-trl (1.5 GB)
 	@test -x $(TRL) || $(PYTHON) -m venv .venv-trl
 	@$(TRL) -m pip install --quiet --disable-pip-version-check torch==2.13.0
 	@$(TRL) -m pip install --quiet --disable-pip-version-check \

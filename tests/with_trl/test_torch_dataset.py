@@ -1,4 +1,4 @@
-"""Rows as tensors: one trainer step for each iteration, every row once; run by `make test-trl`."""
+"""Rows as tensors and as a data set, every row once; run by `make test-trl`."""
 
 # pyright: reportMissingImports=false
 
@@ -11,6 +11,7 @@ from sqlalchemy import Engine
 
 from pipeline.contract.errors import NotAllowed
 from pipeline.contract.train_batch import BatchSpec
+from pipeline.trainer.adapters.segment_table import SEGMENT_COLUMNS, segment_dataset
 from pipeline.trainer.client import TrainerClient
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make test-trl installs it")
@@ -87,3 +88,14 @@ def test_worker_processes_of_a_loader_are_refused(client):
     loader = DataLoader(RolloutIterableDataset(client, SPEC), num_workers=1, collate_fn=list)
     with pytest.raises(NotAllowed, match="num_workers=0"):
         list(loader)
+
+
+def test_a_hugging_face_data_set_has_a_row_for_each_segment(client):
+    pytest.importorskip("datasets")
+    found = segment_dataset([client.pull(0, SPEC), client.pull(1, SPEC)], run="a")
+    assert len(found) == 6
+    assert found["token_ids"][:3] == [[1, 2, 3, 4, 5, 6], [1, 2, 3, 4], [1, 2, 9, 6]]
+    assert found["reward"][:3] == [0.0, 1.0, 1.0]
+    assert found["step"][2:4] == [0, 1]
+    assert found.with_format("torch")[0]["logprobs"].tolist() == [0, 0, -0.5, -0.25, 0, -1]
+    assert segment_dataset([], run="a").column_names == list(SEGMENT_COLUMNS)

@@ -16,7 +16,6 @@ from pipeline.queue.claim_checks import check_out
 from pipeline.queue.payloads import FolderPayloads
 from pipeline.trainer.adapters.segment_table import (
     SEGMENT_COLUMNS,
-    segment_dataset,
     segment_table,
     write_segments,
 )
@@ -102,15 +101,6 @@ def test_groups_whose_tokens_are_gone_are_left_out_and_counted(engine: Engine, t
     report = write_segments(groups, tmp_path / "a", run=story.run.slug)
     assert (report.rows, groups.unreadable) == (2, 1)
     assert {group["state"] for group in story.groups()} == {"ready"}
-
-
-@pytest.mark.parametrize(("module", "make"), [("pyarrow", segment_table), ("datasets", None)])
-def test_a_missing_package_names_its_extra(engine: Engine, monkeypatch, module, make):
-    monkeypatch.setitem(sys.modules, module, None)
-    batch = next(iter(StoredGroups(engine, finished(engine).run)))
-    extra = {"pyarrow": "parquet"}.get(module, module)
-    with pytest.raises(ImportError, match=rf"rollout-pipeline\[{extra}\]"):
-        make(batch) if make else segment_dataset([batch], run="a")
 
 
 def test_every_column_is_documented_with_its_type():
