@@ -21,9 +21,10 @@ def gateway(
     as_json: Json = False,
     while_stdin: WhileStdin = False,
 ) -> None:
-    """Answer model calls of agents on other machines; they are not recorded.
+    """Answer model calls of agents on other machines.
 
-    The calls carry keys that are signed with the deployment's broker.signing_key. The process runs
+    The calls are limited and tried again, but not recorded: they give no trajectory and no token
+    ids. They carry keys that are signed with the deployment's broker.signing_key. The process runs
     until SIGTERM or Ctrl-C.
     """
     settings = settings_of(ctx, {})
