@@ -99,9 +99,9 @@ class RolloutFuture:
             TimeoutError: The time is up; the session is stopped.
             CancelledError: The future was cancelled before.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = float("inf") if timeout is None else time.monotonic() + timeout
         while not self._is_there():
-            if deadline is not None and time.monotonic() > deadline:
+            if time.monotonic() > deadline:
                 self.cancel()
                 raise TimeoutError(f"There was no result after {timeout:g} s.")
             time.sleep(self._pause_s(deadline))
@@ -109,9 +109,9 @@ class RolloutFuture:
 
     async def result_async(self, timeout: float | None = None) -> dict[str, Any]:
         """Wait as `result` does, off the event loop."""
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = float("inf") if timeout is None else time.monotonic() + timeout
         while not await asyncio.to_thread(self._is_there):
-            if deadline is not None and time.monotonic() > deadline:
+            if time.monotonic() > deadline:
                 await self.cancel_async()
                 raise TimeoutError(f"There was no result after {timeout:g} s.")
             await asyncio.sleep(self._pause_s(deadline))
@@ -151,9 +151,8 @@ class RolloutFuture:
             log.warning("The result of %s cannot be looked for: %s", self.session_id, error)
             return False
 
-    def _pause_s(self, deadline: float | None) -> float:
-        left_s = float("inf") if deadline is None else max(0.0, deadline - time.monotonic())
-        return min(self._interval_s, left_s + 0.001)
+    def _pause_s(self, deadline: float) -> float:
+        return min(self._interval_s, max(0.0, deadline - time.monotonic()) + 0.001)
 
     def _take(self) -> dict[str, Any]:
         if self._result is None:
