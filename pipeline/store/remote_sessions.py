@@ -67,6 +67,7 @@ class SessionWaits(NamedTuple):
 
     own: int  #: sessions of this run that may exist
     others: int  #: those of other runs
+    ended: int  #: of all of them, those whose outcome is known and that are not stopped yet
     most: int | None  #: `agentcore.max_sessions` of the controller; None: none reports
     throttled: int  #: rollouts that wait because their last call was throttled
     refused: int  #: those for which the account had no free session
@@ -85,6 +86,8 @@ _COUNT_OF = text("SELECT count(*) FROM remote_sessions WHERE run_id = :run_id")
 _WAITS = text("""
 SELECT (SELECT count(*) FROM remote_sessions WHERE run_id = :run_id) AS own,
     (SELECT count(*) FROM remote_sessions WHERE run_id <> :run_id) AS others,
+    (SELECT count(*) FROM remote_sessions JOIN attempts USING (rollout_id, attempt_no)
+     WHERE state NOT IN ('dispatched', 'running')) AS ended,
     (SELECT min(CAST(takes ->> 'max_sessions' AS integer)) FROM processes
      WHERE kind = 'collector' AND last_seen_at > now() - make_interval(secs => :alive_s)) AS most,
     count(*) FILTER (WHERE a.error_code = 'throttled') AS throttled,

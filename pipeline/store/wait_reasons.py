@@ -180,9 +180,10 @@ def _admission(capacity: Capacity | None) -> str:
 def _no_session(sessions: SessionWaits | None) -> str:
     if sessions is None or sessions.most is None or sessions.own + sessions.others < sessions.most:
         return ""
+    ended = f"; {sessions.ended} of them have ended and wait for their stop"
     return (
         f"; all {sessions.most} sessions (agentcore.max_sessions) are in use, {sessions.own} by "
-        f"this run and {sessions.others} by other runs"
+        f"this run and {sessions.others} by other runs{ended if sessions.ended else ''}"
     )
 
 

@@ -106,12 +106,14 @@ def test_rollouts_that_would_be_too_old_say_what_is_ahead_of_them():
 
 
 def test_a_run_on_agentcore_names_used_up_sessions_and_refused_calls():
-    sessions = SessionWaits(own=600, others=400, most=1000, throttled=0, refused=0)
+    sessions = SessionWaits(own=600, others=400, ended=0, most=1000, throttled=0, refused=0)
     waiting = replace(BUSY, running=0, queued=5, sessions=sessions)
     assert explain_wait(waiting) == (
         "5 rollouts are queued; all 1000 sessions (agentcore.max_sessions) are in use, 600 by this "
         "run and 400 by other runs.",
     )
+    (stopping,) = explain_wait(replace(waiting, sessions=sessions._replace(ended=7)))
+    assert stopping.endswith("by other runs; 7 of them have ended and wait for their stop.")
     for most in (1001, None):
         free = replace(waiting, sessions=sessions._replace(most=most))
         assert explain_wait(free) == ("5 rollouts are queued.",)

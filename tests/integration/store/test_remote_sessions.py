@@ -100,6 +100,7 @@ def test_a_status_names_used_up_sessions_and_throttled_calls(engine, story):
         error_class=ErrorClass.MODEL_RATE_LIMIT, code="throttled", message="m", retry_after_s=60.0
     )
     story.record(story.failed(claimed[0], error=error))
+    assert "; 1 of them have ended and wait for their stop" in " ".join(waits(engine, story))
     keys = [(claimed[0].rollout_id, claimed[0].attempt_no)]
     transact(engine, lambda c: close_sessions(c, keys))
     told = " ".join(waits(engine, story))
