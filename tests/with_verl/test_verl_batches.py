@@ -31,7 +31,7 @@ with warnings.catch_warnings():
     from verl.trainer.ppo import core_algos
     from verl.trainer.ppo.checkpoint_callback import build_checkpoint_callback
     from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
-    from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
+    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
     from verl.utils import tensordict_utils
     from verl.utils.import_utils import load_class_from_fqn
 
@@ -166,25 +166,50 @@ def test_verls_replay_buffer_returns_our_groups(engine: Engine, buffer: Any):
     assert found.tags[row]["seq_len"] == 6
 
 
-def test_verls_grpo_gives_all_rows_of_a_rollout_its_advantage(engine: Engine, buffer: Any):
-    put_batch(connect(engine).pull(0), ["first", "second"], global_steps=1)
-    found, _ = buffer.sample(global_steps=1, partition_id="train", batch_size=2)
-    fields = ["uid", "response_mask", "rm_scores"]
-    data = tq.kv_batch_get(keys=found.keys, partition_id="train", select_fields=fields)
-    from verl.protocol import DataProto
+class GrpoTrainer(PPOTrainer):
+    """verl's trainer as far as it works without models: its advantages and its metrics."""
 
-    proto = DataProto(batch=data.to_padded_tensor())
-    proto.batch["token_level_rewards"] = proto.batch["rm_scores"]
-    proto.non_tensor_batch["uid"] = np.array(proto.batch.pop("uid").tolist(), dtype=object)
-    proto = compute_advantage_for_multi_trajectories(
-        proto, found.keys, core_algos.AdvantageEstimator.GRPO, num_repeat=2
-    )
+    use_critic = False
+    _rollout_moe_lb_metrics_accumulator = None
+
+    def __init__(self) -> None:
+        self.config = OmegaConf.create(
+            {
+                "algorithm": {
+                    "use_kl_in_reward": False,
+                    "adv_estimator": "grpo",
+                    "gamma": 1.0,
+                    "lam": 1.0,
+                },
+                "actor_rollout_ref": {"rollout": {"n": 2}, "model": {}},
+            }
+        )
+
+    def on_sample_end(self) -> None: ...
+
+    def on_step_end(self) -> None: ...
+
+    def _get_n_gpus_for_throughput(self) -> int:
+        return 1
+
+
+def test_verls_trainer_gives_all_rows_of_a_rollout_its_advantage(engine: Engine, buffer: Any):
+    put_batch(connect(engine).pull(0), ["first", "second"], global_steps=7)
+    found, _ = buffer.sample(global_steps=7, partition_id="train", batch_size=2)
+    trainer, metrics = GrpoTrainer(), {}
+    trainer._compute_advantage(found, metrics)
+    given = tq.kv_batch_get(keys=found.keys, partition_id="train", select_fields=["advantages"])
     values = {
-        key: round(float(row.abs().max() * row.sum().sign()), 3)
-        for key, row in zip(found.keys, proto.batch["advantages"], strict=True)
+        key: sorted({round(float(value), 3) for value in row})
+        for key, row in zip(found.keys, given["advantages"], strict=True)
     }
-    assert values["first_0_0"] == -0.707
-    assert values["first_1_0"] == values["first_1_1"] == 0.707
+    assert values["first_0_0"] == [-0.707, 0.0]  # 0 for the tool's token
+    assert values["first_1_0"] == values["first_1_1"] == [0.707]
+    timing = {"step": 1.0, "gen": 1.0}
+    trainer._compute_metrics(found, metrics, timing, global_steps=7, epoch=0)
+    assert metrics["critic/rewards/mean"] == pytest.approx(2 / 3)  # by rows, as verl counts
+    assert metrics["training/num_turns/max"] == 4
+    assert metrics["training/off_policy/trajectory_staleness/max"] == 6
 
 
 def test_rows_without_logprobs_are_put_without_them(engine: Engine, buffer: Any):
