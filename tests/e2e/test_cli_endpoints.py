@@ -75,6 +75,11 @@ def test_an_endpoint_that_the_workers_refuse_is_told_at_submit(up, folder):
     assert f"may not call {FOREIGN}" in refused.err
     assert "ROLLOUT_WORKER__ALLOWED_BASE_URLS" in refused.err
     assert up.json(*submit, "--queue", "others", "--run", "sums")["added"] == 2
+    bucket = {"ROLLOUT_AGENTCORE__RESULTS_BUCKET": "results"}
+    remote = ("submit", "sums.jsonl", "--executor", "agentcore", "--target", "http://10.0.0.1:8080")
+    refused = up.call(*remote, environment=bucket)
+    assert refused.code == 7
+    assert "may not call http://10.0.0.1:8080" in refused.err
 
 
 def test_a_base_url_without_its_v1_is_told_with_the_right_one(rollout, folder, offline_policy):
