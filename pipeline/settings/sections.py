@@ -291,7 +291,7 @@ class AgentCoreSettings(_Section):
         default="both",
         description="Which of `_training` (needs the queue) and `_rollout` a payload carries.",
     )
-    gateway_url: str | None = Field(
+    gateway_url: SecretStr | None = Field(
         default=None, description="Gateway of sessions (with /v1); `_rollout` carries it and a key."
     )
 

@@ -102,7 +102,7 @@ class RemoteSessions:
         settings = self._settings
         name, urls = request.model, urls_of(request.base_url)
         model: dict[str, Any] = {}
-        if settings.agentcore.gateway_url:
+        if (gateway := settings.agentcore.gateway_url) is not None:
             secret = settings.broker.signing_key
             if secret is None:
                 raise ContractError(
@@ -113,7 +113,7 @@ class RemoteSessions:
             name = name or settings.llm.model or "default"
             expires_at = int(time.time() + settings.gateway.key_lifetime_s)
             keys = GatewayKeys(secret.get_secret_value().encode())
-            model["base_url"] = settings.agentcore.gateway_url
+            model["base_url"] = gateway.get_secret_value()
             model["api_key"] = keys.write(gateway_key_of(request, name, expires_at=expires_at))
         elif urls:
             # One of several replicas; the rollouts of a group are spread over them.
