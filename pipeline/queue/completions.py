@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kombu import Connection, Consumer, Message, Producer
+from kombu import Connection, Consumer, Message, Producer, Queue
 
 from pipeline.contract.errors import MalformedMessage, QueueUnavailable
 from pipeline.contract.messages import (
@@ -190,6 +190,9 @@ class OutcomeConsumer(_Connected):
             (COMPLETION_QUEUE, self._on_completions),
             (HEARTBEAT_QUEUE, self._on_heartbeat),
         )
+        self._queues: list[tuple[Queue, Callable[[Message], None]]] = []
+        #: Whether the last delivery left messages in the queues.
+        self._is_behind = False
         self.hides_s = broker.hides_s
 
     def receive(self, *, most: int, linger_s: float, timeout_s: float) -> Delivery:
@@ -261,10 +264,13 @@ class OutcomeConsumer(_Connected):
         connection.ensure_connection(max_retries=1, timeout=self._broker.connect_timeout_s)
         self._channel = channel = connection.channel()
         self.restore_unacknowledged()
-        for name, take in self._takers:
+        self._queues = [
+            (self._broker.queue(name).bind(self._channel), take) for name, take in self._takers
+        ]
+        for queue, take in self._queues:
             consumer = Consumer(
                 channel,
-                [self._broker.queue(name)],
+                [queue],
                 on_message=take,
                 accept=None,
                 prefetch_count=_PREFETCH,
@@ -279,19 +285,17 @@ class OutcomeConsumer(_Connected):
                 break
 
     def _pop(self, most: int, linger_s: float) -> None:
-        """Gather what waits in Redis now, and after a pause, and ask for no more.
+        """Gather what waits in Redis after a pause, and ask for no more.
 
         `_drain` would leave a blocking pop behind. Redis answers it while this delivery is being
         committed, and if the collector dies then, the answer is lost.
         """
-        queues = [(self._broker.queue(name)(self._channel), take) for name, take in self._takers]
-        for pause_s in (0.0, linger_s):
-            time.sleep(pause_s)
-            for queue, take in queues:
-                while self._has_room(most) and (message := queue.get(accept=None)) is not None:
-                    take(message)
-            if not self._has_room(most):
-                break
+        if not self._is_behind:
+            time.sleep(linger_s)
+        for queue, take in self._queues:
+            while self._has_room(most) and (message := queue.get(accept=None)) is not None:
+                take(message)
+        self._is_behind = not self._has_room(most)
 
     def _has_room(self, most: int) -> bool:
         return self._count() < most and len(self._delivery.messages) < _PREFETCH

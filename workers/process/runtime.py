@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -28,6 +29,7 @@ from pipeline.redaction import NOTHING, Redactor
 from pipeline.settings import Settings
 from pipeline.settings.sections import LlmSettings
 from workers.core.base_agent import BaseAgent
+from workers.core.endpoint import Endpoint
 from workers.core.registry import get_agent_class
 from workers.core.tools_config import create_tools
 from workers.llm.call_limits import CallLimiter
@@ -209,9 +211,21 @@ class Runtime:
             overrides=overrides,
             on_call=note_call,
             tokens=request.tokens,
-            serve=partial(self.gateway.serving, gateway_key_of(request, model)),
+            serve=partial(self._serving, request, model),
             journal=attempt.journal,
         )
+
+    def _serving(
+        self,
+        request: RolloutRequest,
+        model: str,
+        generate: Callable[..., Any],
+        *,
+        with_socket: bool,
+    ) -> AbstractAsyncContextManager[Endpoint]:
+        # The key is made here, because few agents ask for an endpoint.
+        key = gateway_key_of(request, model)
+        return self.gateway.serving(key, generate, with_socket=with_socket)
 
     def calls_of_key(self, key: GatewayKey) -> ModelCalls:
         """Return the model calls of an attempt that runs elsewhere.
