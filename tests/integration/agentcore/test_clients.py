@@ -14,6 +14,7 @@ from fixtures.agentcore_runtime import (
     make_buckets,
     set_environment,
 )
+from fixtures.waiting import wait_until
 
 from workers.agentcore import BatchRunner, RolloutClient
 from workers.agentcore.runtime_calls import InvocationError
@@ -172,7 +173,7 @@ def test_an_interrupted_runner_runs_only_what_has_no_good_result(place, tmp_path
     for item in runner().run(payloads):
         assert item.index == 0
         break
-    assert running.figures()["live_sessions"] == 0
+    wait_until(lambda: running.figures()["live_sessions"] == 0, 20, seen=running.figures)
     before = running.figures()["sessions"]
     opened.touch()
     again = runner()

@@ -289,11 +289,13 @@ def test_nothing_that_is_kept_holds_a_secret(
 
 
 def completions_in(kept: Iterator[tuple[str, bytes]]) -> int:
+    """Count those of this test; the Redis may hold what other tests left."""
     count = 0
     for _, value in kept:
         for layer in peeled(value):
             try:
-                count += len(decode_completions(layer)[0])
+                found, _ = decode_completions(layer)
             except MalformedMessage:
                 continue
+            count += sum(each.label.startswith("leaky-") for each in found)
     return count
