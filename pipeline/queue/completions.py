@@ -11,6 +11,7 @@ import errno
 import logging
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -292,9 +293,13 @@ class OutcomeConsumer(_Connected):
         """
         if not self._is_behind:
             time.sleep(linger_s)
-        for queue, take in self._queues:
-            while self._has_room(most) and (message := queue.get(accept=None)) is not None:
+        # In turn: heartbeats must not wait until all completions of a busy system are taken.
+        waiting = deque(self._queues)
+        while waiting and self._has_room(most):
+            queue, take = waiting.popleft()
+            if (message := queue.get(accept=None)) is not None:
                 take(message)
+                waiting.append((queue, take))
         self._is_behind = not self._has_room(most)
 
     def _has_room(self, most: int) -> bool:

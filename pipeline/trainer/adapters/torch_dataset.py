@@ -12,6 +12,7 @@ from pipeline.contract.advantages import AdvantageKind
 from pipeline.contract.errors import NotAllowed
 from pipeline.contract.train_batch import BatchSpec, NotReady
 from pipeline.tokens.rows import TokenRow
+from pipeline.trainer.adapters import E_UNFIT
 from pipeline.trainer.client import TrainerClient
 from pipeline.trainer.extras import require_extra
 
@@ -24,7 +25,6 @@ from torch.utils.data import (  # type: ignore[import-not-found]  # noqa: E402
     get_worker_info,
 )
 
-E_UNFIT = "E137"
 _ARRAYS = {"token_ids": torch.int64, "loss_mask": torch.int64, "logprobs": torch.float32}
 
 

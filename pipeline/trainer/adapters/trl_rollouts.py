@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from pipeline.contract.errors import InputError, NotAllowed
 from pipeline.contract.train_batch import BatchSpec, ResumeInfo
 from pipeline.tokens.rows import TokenRow
+from pipeline.trainer.adapters import E_UNFIT
 from pipeline.trainer.client import TrainerClient
 from pipeline.trainer.extras import require_extra
 from pipeline.trainer.train_batch import TrainBatch
@@ -23,8 +24,6 @@ from transformers import TrainerCallback  # type: ignore[import-not-found]  # no
 from transformers.trainer_callback import (  # type: ignore[import-not-found]  # noqa: E402
     ExportableState,
 )
-
-E_UNFIT = "E137"
 
 
 def passthrough_reward(completions: Sequence[Any], rollout_reward: Any, **_: Any) -> list[Any]:

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 
 from pipeline.contract.errors import NotAllowed
+from pipeline.trainer.adapters import E_UNFIT
 from pipeline.trainer.adapters.verl_rows import described_rows
 from pipeline.trainer.extras import require_extra
 from pipeline.trainer.train_batch import TrainBatch
-
-E_UNFIT = "E137"
 
 
 def data_proto(

@@ -13,12 +13,11 @@ from typing import Any
 from pipeline.contract.errors import InputError, NotAllowed
 from pipeline.contract.train_batch import BatchSpec
 from pipeline.tokens.rows import TokenRow
+from pipeline.trainer.adapters import E_UNFIT
 from pipeline.trainer.adapters.verl_rows import described_rows
 from pipeline.trainer.client import TrainerClient
 from pipeline.trainer.extras import require_extra
 from pipeline.trainer.train_batch import TrainBatch
-
-E_UNFIT = "E137"
 
 
 def put_batch(

@@ -124,6 +124,16 @@ def test_redis_gives_no_more_than_a_collector_asks_for(publisher, consumer):
     assert (len(few.completions), len(many.completions)) == (10, 64)
 
 
+@pytest.mark.parametrize("broker_place", ["redis"], indirect=True)
+def test_a_heartbeat_does_not_wait_for_all_completions(publisher, consumer):
+    for number in range(150):
+        publisher.send_completions([completion_of(number)])
+    publisher.send_heartbeat(heartbeat_of())
+    delivery = consumer.receive(most=1000, linger_s=0.0, timeout_s=5)
+    assert len(delivery.messages) == 64
+    assert len(delivery.heartbeats) == 1
+
+
 def test_a_marker_comes_behind_what_was_sent_before_it(broker, publisher, consumer):
     if not broker.keeps_order:
         pytest.skip("SQS keeps no order")
