@@ -145,7 +145,8 @@ def payload_of(
         group_no: The group's, which is the input.
         session_id: The attempt's.
         prompt: The prompt as it is stored: `content` or `messages`, `answer` and other columns.
-        model: What the run names of its model: `base_url`, `model_id`, `sampling_params`.
+        model: What the run names of its model: `base_url`, `model_id`, `sampling_params`; with a
+            gateway `api_key`, too.
     """
     own = ("content", "_training", "_rollout")
     payload = {name: value for name, value in prompt.items() if name not in own}
@@ -157,7 +158,10 @@ def payload_of(
     }
     with_training, with_rollout = target.styles
     if with_training:
+        # Only `_rollout` names models; without it, an agent could not reach its gateway.
+        gateway: Mapping[str, Any] = model if "api_key" in model and not with_rollout else {}
         payload["_training"] = {
+            **gateway,
             **shared,
             "session_id": session_id,
             "sqs_url": target.results_queue_url,

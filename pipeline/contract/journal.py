@@ -39,7 +39,8 @@ _HEAD = struct.Struct(">4sI")
 #: Fields of a request that the worker itself adds, and that do not change an answer.
 _OWN_FIELDS = frozenset({"user"})
 
-#: A call's attempt, and its number in that attempt's journal.
+#: A call's attempt, and its number in that attempt's journal: a worker counts the calls; a gateway
+#: takes the time of the answer in nanoseconds, because others may serve the same attempt.
 CallKey = tuple[int, int]
 
 
@@ -69,6 +70,14 @@ class RecordedCall:
     digest: str
     result: Mapping[str, Any]
     tokens: RecordedTokens | None = None
+
+    @property
+    def version(self) -> int | None:
+        """The smaller version of the weights that answered; None: not known, or a tool's result."""
+        after = self.result.get("policy_version")
+        if after is None:
+            return None
+        return min(after, self.result.get("metadata", {}).get("policy_version_before", after))
 
 
 def digest_of_request(

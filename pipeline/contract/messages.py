@@ -106,6 +106,8 @@ class RolloutRequest(_Request, AttemptSpec):
     weight: float = 1.0
     #: Earlier attempts that were lost: from the second on the rollout runs in its own process.
     lost_count: int = 0
+    #: Versions that a recorded call may be behind the newest one and still be replayed; None: any.
+    max_staleness: int | None = None
     #: What earlier attempts recorded: frames of the journal (base64), or an object with them.
     journal: str = Field(default="", repr=False)
     journal_uri: str | None = None
@@ -226,13 +228,14 @@ class Completion(AttemptRef, _Message):
 
 
 class JournalFrame(AttemptRef, _Message):
-    """Model calls of a running attempt, so that the next attempt need not make them again.
+    """Model calls of a running attempt, recorded before its end.
 
-    `body` is made by `pack_calls`; it travels beside the JSON header, or is in the payload store at
-    `body_uri`.
+    A worker sends them so that the next attempt need not make them again, a gateway so that the
+    trajectory of a remote attempt has them. `body` is made by `pack_calls`; it travels beside the
+    JSON header, or is in the payload store at `body_uri`.
     """
 
-    first: int = Field(ge=0, description="Calls of the attempt in earlier frames.")
+    first: int = Field(ge=0, description="Number of the first call, see `CallKey`.")
     n_calls: int = Field(ge=1)
     body: bytes = Field(default=b"", exclude=True, repr=False)
     body_bytes: int = 0

@@ -7,6 +7,7 @@ token ids as Python lists; 50 calls of 32,768 tokens would take 50 MB in each ru
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -73,3 +74,17 @@ class ModelCall(BaseModel):
         if self.policy_version is None or self.policy_version_before is None:
             return self.policy_version
         return min(self.policy_version, self.policy_version_before)
+
+
+def version_range(calls: Sequence[ModelCall], published: int) -> tuple[int, int]:
+    """Return the smallest and the largest policy version of an attempt's calls.
+
+    Args:
+        calls: All calls of the attempt.
+        published: The version that counts where a call has none, or where there is no call.
+    """
+    versions = [call.version_min for call in calls if call.version_min is not None]
+    if len(versions) < len(calls) or not versions:
+        # Calls before the first publication carry no version.
+        versions.append(published)
+    return min(versions), max(versions)

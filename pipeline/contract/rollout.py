@@ -202,7 +202,12 @@ LABEL_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,127}$"
 
 def label_of(run: str, group_no: int, rollout_index: int, attempt_no: int) -> str:
     """Return the readable name of an attempt, which is also its Celery task id."""
-    return f"{group_label_of(run, group_no)}-r{rollout_index}-a{attempt_no}"
+    return f"{rollout_label_of(run, group_no, rollout_index)}-a{attempt_no}"
+
+
+def rollout_label_of(run: str, group_no: int, rollout_index: int) -> str:
+    """Return the readable name of a rollout."""
+    return f"{group_label_of(run, group_no)}-r{rollout_index}"
 
 
 def group_label_of(run: str, group_no: int) -> str:

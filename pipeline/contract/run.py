@@ -169,7 +169,7 @@ class RunConfig(AttemptSpec):
         description="Time from a group's first dispatch; then it is ready or dropped as it is.",
     )
     max_attempts: int = Field(default=3, ge=1, description="Executions that count, per rollout.")
-    max_lost: int = Field(default=3, ge=1, description="Deaths of its own process: then poison.")
+    max_lost: int = Field(default=3, ge=1, description="Crashes in its own process; then poison.")
     backoff_base_s: float = Field(
         default=1.0, ge=0, le=_YEAR_S, description="First wait before a new attempt."
     )
@@ -203,7 +203,7 @@ class RunConfig(AttemptSpec):
         description="Groups that a trainer step takes; None: as many as the last pull.",
     )
     max_in_flight: int | None = Field(
-        default=None, ge=1, description="Attempts out at once; None: all."
+        default=None, ge=1, description="Most attempts in flight at once; None: no bound."
     )
 
     @model_validator(mode="after")
@@ -269,14 +269,14 @@ class RunConfig(AttemptSpec):
 
     @property
     def usable_min(self) -> int:
-        """Usable rollouts without which a group is dropped."""
+        """The usable rollouts that a group needs; with fewer it is dropped."""
         if self.group_policy != "partial":
             return self.n
         return self.n_min if self.n_min is not None else min(2, self.n)
 
     @property
     def is_admitted(self) -> bool:
-        """Whether groups are begun only as far ahead of the trainer as they stay fresh."""
+        """Whether the groups begun ahead of the trainer are bounded, so that none is too old."""
         return self.max_staleness is not None or self.groups_per_step is not None
 
     @property

@@ -7,6 +7,7 @@ trainers and the command line. Must not: know agents, tools or the database.
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from hashlib import blake2b
 from typing import Any
@@ -20,6 +21,18 @@ from pipeline.contract.model_call import ModelCall
 
 #: Largest unpacked body. Larger ones are rejected: a forged frame must not exhaust the memory.
 MAX_BODY_BYTES = 512 * 1024 * 1024
+
+
+class _Compressors(threading.local):
+    """The compressors of a thread; to make one takes twice the time of compressing a short body."""
+
+    def __init__(self) -> None:
+        self.of_records = zstandard.ZstdCompressor(level=3)
+        #: For data that hardly repeats itself.
+        self.of_arrays = zstandard.ZstdCompressor(level=1)
+
+
+_compressors = _Compressors()
 
 
 class TrajectoryRecord(BaseModel):
@@ -60,7 +73,7 @@ def pack_record(
     """
     document = record.model_dump(exclude={"calls"})
     document["calls"] = [call.model_dump(exclude_defaults=True) for call in record.calls]
-    return zstandard.compress(redact(dump_json(document)), 3)
+    return _compressors.of_records.compress(redact(dump_json(document)))
 
 
 def unpack_record(body: bytes, codec: str = "zstd+json") -> TrajectoryRecord:
@@ -79,7 +92,7 @@ def unpack_record(body: bytes, codec: str = "zstd+json") -> TrajectoryRecord:
 
 def compress(data: bytes) -> bytes:
     """Compress data that hardly repeats itself, such as ids and logprobs."""
-    return zstandard.compress(data, 1)
+    return _compressors.of_arrays.compress(data)
 
 
 def decompress(body: bytes) -> bytes:

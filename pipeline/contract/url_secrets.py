@@ -30,6 +30,11 @@ def hide_passwords(value: str) -> str:
     return "".join(_hidden(piece) for piece in _pieces(value))
 
 
+def hide_secret(secret: str) -> str:
+    """Return the part of a secret that may be shown: a URL without its passwords, else `***`."""
+    return hide_passwords(secret) if "://" in secret else MASK
+
+
 def passwords_in(value: str) -> set[str]:
     """Return the passwords of one or several URLs, each as written and decoded."""
     found: set[str] = set()

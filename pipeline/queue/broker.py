@@ -14,6 +14,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit, urlunsplit
 
 from kombu import Connection, Exchange, Queue
+from kombu.transport import TRANSPORT_ALIASES
 
 from pipeline.contract.errors import ConfigError, QueueUnavailable
 from pipeline.contract.url_secrets import hide_passwords, without_passwords
@@ -34,6 +35,15 @@ _AMQP_BYTES = 16 * 2**20
 _SQS_BYTES = 2**20
 _ENVELOPE_BYTES = 8 * 2**10
 
+#: Kombu and Flower find a transport by the scheme of the URL.
+TRANSPORT_ALIASES.update(
+    {
+        "redis": "pipeline.queue.redis_transport:Transport",
+        "rediss": "pipeline.queue.redis_transport:Transport",
+        "sqs": "pipeline.queue.sqs_transport:Transport",
+    }
+)
+
 
 @dataclass(frozen=True)
 class Broker:
@@ -48,7 +58,6 @@ class Broker:
         signing_key: Signs messages that are sent, checks those received; None: neither.
         tls: Kombu's `ssl` argument; None where the URL holds all TLS options.
         most_bytes: Longest JSON text or frame that fits into a message; None: no practical limit.
-        transport: Kombu transport to use in place of the one that the URL names.
     """
 
     url: str = field(repr=False)
@@ -61,7 +70,6 @@ class Broker:
     signing_key: bytes | None = field(default=None, repr=False)
     tls: dict[str, Any] | None = None
     most_bytes: int | None = None
-    transport: str | None = None
 
     @property
     def signer(self) -> Signer:
@@ -115,8 +123,8 @@ class Broker:
                 milliseconds.
             heartbeats: RabbitMQ: both sides send heartbeats; the caller calls `heartbeat_check`
                 at least every second. Consumers use this: RabbitMQ keeps the messages of a
-                consumer that vanished until it misses heartbeats. Publishers have none to lose,
-                and nobody would send theirs while they are idle.
+                consumer that vanished until it misses heartbeats. Publishers hold no messages, and
+                an idle publisher would not send its heartbeats.
             unacked_key: Redis: key that holds the messages read and not yet acknowledged.
         """
         options = dict(self.transport_options)
@@ -130,7 +138,6 @@ class Broker:
             options["priority_steps"] = [0]
         return Connection(
             self.url,
-            transport=self.transport,
             transport_options=options,
             ssl=self.tls,  # pyright: ignore[reportArgumentType]
             connect_timeout=self.connect_timeout_s,  # pyright: ignore[reportArgumentType]
@@ -308,5 +315,4 @@ def _sqs_broker(url: str, settings: Settings) -> Broker:
         network_timeout_s=settings.broker.network_timeout_s,
         # Base64 encodes the body, and then the message around the body.
         most_bytes=(_SQS_BYTES - _ENVELOPE_BYTES) * 9 // 16,
-        transport="pipeline.queue.sqs_transport:Transport",
     )

@@ -29,7 +29,6 @@ def make_celery_app(
     """
     app = Celery("rollout", broker=broker.url, set_as_current=False)
     app.conf.update(
-        broker_transport=broker.transport,
         broker_transport_options=broker.transport_options,
         broker_use_ssl=broker.tls,
         broker_connection_retry_on_startup=True,

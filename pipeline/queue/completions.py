@@ -8,7 +8,6 @@ in both. Must not: decide anything, or use the store.
 from __future__ import annotations
 
 import errno
-import logging
 import socket
 import time
 from collections import deque
@@ -33,8 +32,6 @@ from pipeline.queue.driver_errors import is_driver_error, is_refusal_of_size
 from pipeline.queue.frames import decode_completions, encode_completions
 from pipeline.queue.journal_frames import decode_frames, encode_frames
 from pipeline.queue.signing import COMPLETION, HEARTBEAT, JOURNAL, MARKER, Forged
-
-log = logging.getLogger(__name__)
 
 _CONTENT_TYPE = "application/x-rollout-completions"
 _JOURNAL_TYPE = "application/x-rollout-journal"
@@ -339,11 +336,7 @@ class OutcomeConsumer(_Connected):
             # Dead letters of this kind cannot be requeued, so no operator lets a forged one in.
             self._delivery.malformed.append(("forged", str(error), raw))
         except MalformedMessage as error:
-            if kind == "journal":
-                # Nothing depends on it: the calls are made again if the attempt is lost.
-                log.warning("Frames of journals are not kept. %s", error)
-            else:
-                self._delivery.malformed.append((kind, str(error), raw))
+            self._delivery.malformed.append((kind, str(error), raw))
 
     def _decode_completions(self, raw: bytes) -> None:
         good, bad = decode_completions(self._broker.signer.open(raw, COMPLETION))

@@ -41,6 +41,7 @@ class GatewayKey(BaseModel):
 
     run_id: UUID
     run: str
+    group_id: UUID
     rollout_id: UUID
     attempt_no: int
     label: str
@@ -68,6 +69,7 @@ def gateway_key_of(request: RolloutRequest, model: str, *, expires_at: int = 0) 
     return GatewayKey(
         run_id=request.run_id,
         run=request.run,
+        group_id=request.group_id,
         rollout_id=request.rollout_id,
         attempt_no=request.attempt_no,
         label=request.label,

@@ -150,11 +150,20 @@ def read_journal(request: RolloutRequest, store: PayloadStore) -> ReadJournal:
     else:
         data = _fetch(request.journal_uri, request.journal_digest, store)
     frames = sorted(decode_frames(data), key=lambda frame: (frame.attempt_no, frame.first))
-    calls = read_calls(
-        frame.body if frame.body_uri is None else _fetch(frame.body_uri, frame.body_digest, store)
-        for frame in frames
-    )
+    calls = read_calls(body_of_frame(frame, store) for frame in frames)
     return ReadJournal(calls, sum(frame.body_bytes for frame in frames))
+
+
+def body_of_frame(frame: JournalFrame, store: PayloadStore) -> bytes:
+    """Return the body of a frame, which may be in the payload store.
+
+    Raises:
+        UnreadableBody: The object is gone or damaged.
+        ServiceUnavailable: The payload store does not answer.
+    """
+    if frame.body_uri is None:
+        return frame.body
+    return _fetch(frame.body_uri, frame.body_digest, store)
 
 
 def _fetch(uri: str, digest: str | None, store: PayloadStore) -> bytes:

@@ -1,19 +1,20 @@
 """Journals in the store: frames of running attempts, kept until their rollout has ended.
 
-Written by the collector, read by the dispatcher for the next attempt, deleted by the reconciler.
-Each function is a statement or two inside the caller's transaction. Must not: read a frame's body.
+Written by the collector, read by the dispatcher for the next attempt and by the results service
+for the trajectory of a remote one, deleted by the reconciler. Each function is a statement or two
+inside the caller's transaction. Must not: read a frame's body.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import Connection, text
 
 from pipeline.contract.errors import ErrorClass
-from pipeline.contract.messages import JournalFrame
+from pipeline.contract.messages import AttemptKey, JournalFrame
 from pipeline.contract.rollout import label_of
 from pipeline.store.engine import BINARY, Bodies
 
@@ -39,24 +40,40 @@ class EndedJournal(NamedTuple):
     has_objects: bool  #: whether bodies of its frames are in the payload store
 
 
-# Only an attempt under way may add to the journal: what comes later may belong to an error after
-# which the next attempt starts afresh.
-_ADD = text("""
-INSERT INTO journals
-    (rollout_id, attempt_no, first_call, run_id, n_calls, body, body_uri, body_digest, body_bytes)
-SELECT f.rollout_id, f.attempt_no, f.first_call, a.run_id, f.n_calls, f.body, f.body_uri,
-       f.body_digest, f.body_bytes
-FROM unnest(
-    CAST(:ids AS uuid[]), CAST(:nos AS integer[]), CAST(:firsts AS integer[]),
+_GIVEN = """
+unnest(
+    CAST(:ids AS uuid[]), CAST(:nos AS integer[]), CAST(:firsts AS bigint[]),
     CAST(:counts AS integer[]), CAST(:bodies AS bytea[]), CAST(:uris AS text[]),
     CAST(:digests AS text[]), CAST(:sizes AS bigint[])
 ) AS f (rollout_id, attempt_no, first_call, n_calls, body, body_uri, body_digest, body_bytes)
 JOIN attempts a USING (rollout_id, attempt_no)
-JOIN rollouts r USING (rollout_id, attempt_no)
-WHERE a.state IN ('dispatched', 'running') AND r.state IN ('dispatched', 'running')
+JOIN rollouts r USING (rollout_id) JOIN runs ON runs.run_id = r.run_id
+"""
+_IS_REMOTE = "jsonb_typeof(runs.config -> 'agentcore') = 'object'"
+
+# Only an attempt under way may add to the journal: what comes later may belong to an error after
+# which the next attempt starts afresh. The calls of a remote attempt are its trajectory: they are
+# kept for as long as its result would be taken in, also if it was given up as lost.
+_ADD = text(f"""
+INSERT INTO journals
+    (rollout_id, attempt_no, first_call, run_id, n_calls, body, body_uri, body_digest, body_bytes)
+SELECT f.rollout_id, f.attempt_no, f.first_call, a.run_id, f.n_calls, f.body, f.body_uri,
+       f.body_digest, f.body_bytes
+FROM {_GIVEN}
+WHERE r.attempt_no = a.attempt_no AND a.state IN ('dispatched', 'running')
+      AND r.state IN ('dispatched', 'running')
+   OR {_IS_REMOTE} AND a.state IN ('dispatched', 'running', 'lost')
+      AND r.state IN ('queued', 'dispatched', 'running')
 -- In one order: a frame that was delivered twice may be stored by two collectors at once.
 ORDER BY f.rollout_id, f.attempt_no, f.first_call
 ON CONFLICT DO NOTHING
+""")
+
+_LATE = text(f"""
+SELECT a.rollout_id, a.attempt_no, f.first_call FROM {_GIVEN}
+WHERE {_IS_REMOTE} AND a.state IN ('succeeded', 'failed', 'timed_out') AND NOT EXISTS (
+    SELECT FROM journals j WHERE j.rollout_id = f.rollout_id AND j.attempt_no = f.attempt_no
+      AND j.first_call = f.first_call)
 """)
 
 _EARLIER = text("""
@@ -72,11 +89,12 @@ ORDER BY rollout_id, attempt_no
 """)
 
 _FRAMES = text("""
-SELECT j.attempt_no, j.first_call, j.n_calls, j.body, j.body_uri, j.body_digest, j.body_bytes,
-       j.run_id, r.group_id, runs.slug, r.group_no, r.rollout_index
-FROM journals j JOIN rollouts r USING (rollout_id) JOIN runs ON runs.run_id = r.run_id
-WHERE rollout_id = :rollout_id AND j.attempt_no = ANY(:nos)
-ORDER BY j.attempt_no, j.first_call
+SELECT j.rollout_id, j.attempt_no, j.first_call, j.n_calls, j.body, j.body_uri, j.body_digest,
+       j.body_bytes, j.run_id, r.group_id, runs.slug, r.group_no, r.rollout_index
+FROM unnest(CAST(:ids AS uuid[]), CAST(:nos AS integer[])) AS k (rollout_id, attempt_no)
+JOIN journals j USING (rollout_id, attempt_no)
+JOIN rollouts r USING (rollout_id) JOIN runs ON runs.run_id = r.run_id
+ORDER BY j.rollout_id, j.attempt_no, j.first_call
 """).execution_options(**{BINARY: True})
 
 _ENDED = text("""
@@ -99,17 +117,13 @@ def add_frames(connection: Connection, frames: Sequence[JournalFrame]) -> int:
 
     Frames of attempts that ended, or that another attempt follows, are ignored.
     """
-    values = {
-        "ids": [frame.rollout_id for frame in frames],
-        "nos": [frame.attempt_no for frame in frames],
-        "firsts": [frame.first for frame in frames],
-        "counts": [frame.n_calls for frame in frames],
-        "bodies": Bodies(frame.body or None for frame in frames),
-        "uris": [frame.body_uri for frame in frames],
-        "digests": [frame.body_digest for frame in frames],
-        "sizes": [frame.body_bytes or len(frame.body) for frame in frames],
-    }
-    return connection.execute(_ADD, values).rowcount
+    return connection.execute(_ADD, _columns(frames)).rowcount
+
+
+def late_frames(connection: Connection, frames: Sequence[JournalFrame]) -> list[JournalFrame]:
+    """Return those of the frames that came after their remote attempt's outcome was recorded."""
+    found = {tuple(row) for row in connection.execute(_LATE, _columns(frames))}
+    return [f for f in frames if (f.rollout_id, f.attempt_no, f.first) in found]
 
 
 def earlier_attempts(
@@ -124,16 +138,15 @@ def earlier_attempts(
     return found
 
 
-def read_frames(
-    connection: Connection, rollout_id: UUID, attempt_nos: Sequence[int]
-) -> list[JournalFrame]:
-    """Return the frames that these attempts of a rollout recorded, in order."""
-    rows = connection.execute(_FRAMES, {"rollout_id": rollout_id, "nos": list(attempt_nos)})
+def read_frames(connection: Connection, keys: Sequence[AttemptKey]) -> list[JournalFrame]:
+    """Return the frames that these attempts recorded, in the order of attempts and calls."""
+    values = {"ids": [key[0] for key in keys], "nos": [key[1] for key in keys]}
+    rows = connection.execute(_FRAMES, values)
     return [
         JournalFrame(
             run_id=row.run_id,
             group_id=row.group_id,
-            rollout_id=rollout_id,
+            rollout_id=row.rollout_id,
             attempt_no=row.attempt_no,
             label=label_of(row.slug, row.group_no, row.rollout_index, row.attempt_no),
             first=row.first_call,
@@ -155,3 +168,16 @@ def ended_journals(connection: Connection, *, most: int) -> list[EndedJournal]:
 def delete_journals(connection: Connection, rollout_ids: Sequence[UUID]) -> None:
     """Delete the journals of rollouts; rows that another transaction holds are left."""
     connection.execute(_DELETE, {"ids": list(rollout_ids)})
+
+
+def _columns(frames: Sequence[JournalFrame]) -> dict[str, Any]:
+    return {
+        "ids": [frame.rollout_id for frame in frames],
+        "nos": [frame.attempt_no for frame in frames],
+        "firsts": [frame.first for frame in frames],
+        "counts": [frame.n_calls for frame in frames],
+        "bodies": Bodies(frame.body or None for frame in frames),
+        "uris": [frame.body_uri for frame in frames],
+        "digests": [frame.body_digest for frame in frames],
+        "sizes": [frame.body_bytes or len(frame.body) for frame in frames],
+    }

@@ -20,7 +20,7 @@ from pipeline.store.engine import translated
 
 MIGRATIONS = Path(__file__).with_name("migrations")
 
-#: Any number of processes may try to upgrade at once; one does it.
+#: Key of the advisory lock under which only one process at a time upgrades.
 _UPGRADE_LOCK = 0x726F6C6C
 
 
@@ -62,7 +62,7 @@ def require_current(engine: Engine) -> None:
     """Check that the database has the schema this version needs.
 
     Raises:
-        SchemaOutdated: It has not.
+        SchemaOutdated: The database has another schema.
         StoreUnavailable: Postgres does not answer.
     """
     found = current(engine)

@@ -10,17 +10,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from celery import Celery
-from kombu import Message
+from fixtures.celery_requests import Pending, celery_requests
 
-from workers.process.celery_hooks import (
-    LastAcknowledgements,
-    WorkerRequest,
-    earlier_deliveries,
-    is_left_to_another,
-)
-
-Pending = deque[Callable[[], None]]
+from workers.process.celery_hooks import LastAcknowledgements, WorkerRequest
 
 
 @pytest.fixture
@@ -44,42 +36,16 @@ def connection(pending: Pending) -> Iterator[Any]:
     step.start(parent)
 
 
-def requests(
-    count: int, pending: Pending, acknowledged: list[str], **delivered: Any
-) -> list[WorkerRequest]:
-    app = Celery("t", set_as_current=False)
-
-    @app.task(name="rollout.run", ignore_result=True)
-    def task() -> None: ...
-
-    made: list[WorkerRequest] = []
-    for number in range(count):
-        label = f"math7-g{number:06d}-r0-a1"
-        message = Message(
-            body=b"[[], {}, {}]",
-            headers={"id": label, "task": "rollout.run", **delivered.get("headers", {})},
-            delivery_info=delivered.get("info", {}),
-            content_type="application/json",
-            content_encoding="utf-8",
-        )
-
-        def acknowledge(*_: Any, label: str = label) -> None:
-            pending.append(lambda: acknowledged.append(label))
-
-        made.append(WorkerRequest(message, on_ack=acknowledge, app=app, task=task))
-    return made
-
-
 def accept(request: WorkerRequest, executed: list[str]) -> None:
     request.on_accepted(1, time.monotonic())
-    if not is_left_to_another():
+    if not request.is_left:
         executed.append(request.id)
 
 
 def test_what_started_before_the_connection_closes_is_acknowledged(connection, pending):
     acknowledged: list[str] = []
     executed: list[str] = []
-    (request,) = requests(1, pending, acknowledged)
+    (request,) = celery_requests(1, pending, acknowledged)
     accept(request, executed)
     assert acknowledged == []
     connection.close()
@@ -96,15 +62,14 @@ def test_what_started_before_the_connection_closes_is_acknowledged(connection, p
     ],
 )
 def test_a_request_says_how_often_it_was_delivered_before(pending, delivered, count):
-    (request,) = requests(1, pending, [], **delivered)
-    accept(request, [])
-    assert earlier_deliveries() == count
+    (request,) = celery_requests(1, pending, [], **delivered)
+    assert request.earlier_deliveries == count
 
 
 def test_what_would_start_after_it_is_left_to_another_worker(connection, pending):
     acknowledged: list[str] = []
     executed: list[str] = []
-    left, taken = requests(2, pending, acknowledged)
+    left, taken = celery_requests(2, pending, acknowledged)
     connection.close()
     accept(left, executed)
     assert (acknowledged, executed, len(pending)) == ([], [], 0)
@@ -116,7 +81,7 @@ def test_what_would_start_after_it_is_left_to_another_worker(connection, pending
 def test_threads_that_race_with_the_end_execute_what_they_acknowledged(connection, pending):
     acknowledged: list[str] = []
     executed: list[str] = []
-    made = requests(400, pending, acknowledged)
+    made = celery_requests(400, pending, acknowledged)
     halfway = threading.Event()
 
     def work(mine: list[WorkerRequest]) -> None:

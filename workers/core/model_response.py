@@ -7,7 +7,7 @@ not: parse the text.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,8 +36,8 @@ class ModelResponse:
     completion_tokens: int | None = None
     model: str | None = None
     response_id: str | None = None
-    prompt_token_ids: list[int] | None = None
-    completion_token_ids: list[int] | None = None
+    prompt_token_ids: Sequence[int] | None = None
+    completion_token_ids: Sequence[int] | None = None
     logprobs: list[float] | None = None
     policy_version: int | None = None
     latency_ms: float | None = None

@@ -9,10 +9,26 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextvars import Context
+from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any
 
 from workers.core.model_response import ModelResponse
 from workers.core.response_delta import ResponseDelta
+
+
+@dataclass(frozen=True, slots=True)
+class RequestMarks:
+    """The marks by which gateways that share no memory recognise a request and its repetition.
+
+    Args:
+        identity: Of the idempotency key, else of path and body; hexadecimal digits.
+        supersedes: Whether it repeats a request that this gateway has not seen, so that another
+            gateway's answer to it was lost.
+    """
+
+    identity: str
+    supersedes: bool
 
 
 class LiveCall:
@@ -80,6 +96,14 @@ class AttemptCalls:
     def __init__(self) -> None:
         self._calls: list[LiveCall] = []
         self._by_key: dict[str, LiveCall] = {}
+        self._seen: set[str] = set()
+
+    def marks(self, digest: bytes, *, key: str | None, is_repeat: bool) -> RequestMarks:
+        """Return the marks of a new call; arguments as in `earlier`."""
+        source = digest if key is None else key.encode()
+        identity = blake2b(source, digest_size=16).hexdigest()
+        is_new, _ = identity not in self._seen, self._seen.add(identity)
+        return RequestMarks(identity, is_new and (is_repeat or key is not None))
 
     def earlier(self, digest: bytes, *, key: str | None, is_repeat: bool) -> LiveCall | None:
         """Return the call that a request repeats; None: it is a new one.

@@ -87,6 +87,8 @@ def rejection_of(error: Exception) -> Rejection:
     """Return the answer to a call that failed."""
     text = str(error)
     match error:
+        case Rejection():
+            return error
         case ContextOverflow():
             return Rejection(400, text, code="context_length_exceeded")
         case ModelRateLimit():

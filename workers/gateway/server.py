@@ -21,7 +21,7 @@ from workers.core.model_response import ModelResponse
 from workers.gateway.call_request import CallRequest, Dialect
 from workers.gateway.chat import CHAT, openai_error
 from workers.gateway.completions import COMPLETIONS
-from workers.gateway.live_call import AttemptCalls, LiveCall
+from workers.gateway.live_call import AttemptCalls, LiveCall, RequestMarks
 from workers.gateway.message_stream import MESSAGES
 from workers.gateway.rejections import Rejection, attempt_over, bad_request, rejection_of
 from workers.gateway.response_stream import RESPONSES
@@ -39,6 +39,9 @@ AGENT_HEADER = "x-rollout-agent"
 _LABEL_CHARS = 64
 _STREAM_HEADERS = {"content-type": "text/event-stream", "cache-control": "no-cache"}
 
+#: A model call that has not begun.
+Call = Coroutine[Any, Any, ModelResponse]
+
 
 @dataclass(slots=True)
 class ServedAttempt:
@@ -49,12 +52,15 @@ class ServedAttempt:
         model: The only model that its calls may name.
         generate: Makes and records a call: `(messages, agent=, on_delta=, **options)`.
         context: Context variables of its agent, such as the wall clock.
+        recorded: Awaits a call and returns its answer once it is recorded elsewhere; None: what
+            `generate` records is enough.
     """
 
     label: str
     model: str
-    generate: Callable[..., Coroutine[Any, Any, ModelResponse]]
+    generate: Callable[..., Call]
     context: Context
+    recorded: Callable[[Call, RequestMarks], Call] | None = None
     calls: AttemptCalls = field(default_factory=AttemptCalls)
     is_over: bool = False
 
@@ -156,8 +162,8 @@ def _call_of(
 ) -> LiveCall:
     """Return the earlier call that the request repeats, or begin a new one."""
     key = request.headers.get("idempotency-key")
-    repeats = request.headers.get("x-stainless-retry-count", "0")
-    call = attempt.calls.earlier(digest, key=key, is_repeat=repeats not in ("", "0"))
+    is_repeat = request.headers.get("x-stainless-retry-count", "0") not in ("", "0")
+    call = attempt.calls.earlier(digest, key=key, is_repeat=is_repeat)
     if call is not None:
         if call.digest != digest:
             raise bad_request("The idempotency key belongs to another request.")
@@ -165,6 +171,9 @@ def _call_of(
     call = LiveCall(digest)
     on_delta = call.on_delta if asked.is_stream else None
     work = attempt.generate(asked.messages, agent=agent, on_delta=on_delta, **asked.options)
+    if attempt.recorded is not None:
+        marks = attempt.calls.marks(digest, key=key, is_repeat=is_repeat)
+        work = attempt.recorded(work, marks)
     call.start(work, attempt.context.copy())
     attempt.calls.add(call, key=key)
     return call

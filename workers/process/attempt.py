@@ -15,6 +15,7 @@ from typing import Any, Literal
 from pipeline.contract.errors import ContractError, RolloutError, boundary
 from pipeline.contract.journal import RESUMED_AFTER
 from pipeline.contract.messages import Completion, ErrorRecord, RewardPart, RolloutRequest, storable
+from pipeline.contract.model_call import version_range
 from pipeline.contract.rollout import StopReason
 from pipeline.contract.trajectory import TrajectoryRecord, digest_of, pack_record
 from pipeline.redaction import NOTHING, Redactor
@@ -42,13 +43,19 @@ class Attempt:
         self.journal: Journal | None = None
         self.clock: WallClock | None = None
         self.phase: Phase = "starting"
-        self.step = 0
+        #: As a process of the attempt's own reported it; there `calls` is None.
+        self.reported_step = 0
         self.stop_reason = StopReason.ANSWERED
         self.reward: float | None = None
         self.reward_parts: tuple[RewardPart, ...] = ()
         self._started = time.perf_counter()
         self._phase_started = self._started
         self._timings: dict[str, float] = {}
+
+    @property
+    def step(self) -> int:
+        """The number of the model call under way, or of the last one."""
+        return self.reported_step if self.calls is None else self.calls.begun
 
     def enter(self, phase: Phase) -> None:
         """Enter the next phase and record the duration of the last one."""
@@ -114,10 +121,9 @@ class Attempt:
 
     def _completion(self, record: TrajectoryRecord, body: bytes, **fields: Any) -> Completion:
         request, calls, journal = self.request, self.calls, self.journal
-        versions = calls.versions if calls else []
-        if calls is None or len(versions) < len(calls.calls) or not versions:
-            # Calls before the first publication carry no version.
-            versions = [*versions, request.policy_version]
+        version_min, version_max = version_range(
+            calls.calls if calls else (), request.policy_version
+        )
         tokens = pack_tokens(calls.calls) if calls else b""
         self._timings["elapsed_s"] = round(time.perf_counter() - self._started, 6)
         return Completion(
@@ -128,8 +134,8 @@ class Attempt:
             n_steps=len(record.steps),
             prompt_tokens=calls.prompt_tokens if calls else 0,
             completion_tokens=calls.completion_tokens if calls else 0,
-            version_min=min(versions),
-            version_max=max(versions),
+            version_min=version_min,
+            version_max=version_max,
             timings=self._timings,
             body=body,
             body_bytes=len(body),

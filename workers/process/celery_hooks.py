@@ -1,4 +1,4 @@
-"""Changes to Celery: when a request is reserved and acknowledged, and how events reach Flower.
+"""Changes to Celery: when a request is acknowledged and how it ends, and how events reach Flower.
 
 Celery acknowledges a message on the next turn of its loop, after the task has started. If the loop
 ends before that, the broker delivers the message again while this worker runs it. So at the end of
@@ -6,14 +6,16 @@ a connection started requests are acknowledged, and no further request starts.
 
 Celery also flushes its event buffer on every turn of its loop. Under load that is nearly one
 message per event, a third of a worker's cost outside the event loop (docs/performance.md). Here
-events are sent twice a second. Must not: decide about attempts or retries.
+events are sent twice a second, by one thread: an event that is added to Celery's own buffer while
+another thread sends that buffer would be lost. Must not: decide about attempts or retries.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from typing import Any
+from collections import deque
+from typing import Any, NamedTuple
 
 from celery import bootsteps
 from celery.utils.sysinfo import load_average
@@ -23,8 +25,11 @@ from celery.worker.state import (
     active_requests,
     all_total_count,
     reserved_requests,
+    task_ready,
 )
 
+#: RabbitMQ: most requests that a worker receives before it has acknowledged the first of them.
+_MOST_AHEAD = 32
 _EVERY_S = 0.5
 _MOST = 1000
 #: Celery's own time between two heartbeat events; Flower calls a worker offline after twice that.
@@ -35,76 +40,85 @@ _LAST_EVENTS_S = 5.0
 #: Held while a request is accepted and while the end of acknowledgements is declared.
 _gate = threading.Lock()
 _too_late = threading.Event()
-#: For the request that this thread runs: `is_left`, `earlier_deliveries`, and the `end` that
-#: replaces its success event.
-_this_thread = threading.local()
+#: Types and fields of events that are not sent yet. While no connection takes them, only the newest
+#: are kept.
+_events: deque[tuple[str, dict[str, Any]]] = deque(maxlen=20_000)
 
 
-def is_left_to_another() -> bool:
-    """Whether this thread's request stays unacknowledged, so that the broker delivers it again."""
-    return getattr(_this_thread, "is_left", False)
+class TaskEnd(NamedTuple):
+    """What a task returns: the text and the type of its last event, which Flower shows.
 
-
-def earlier_deliveries() -> int:
-    """How often the broker delivered this thread's request before, as far as it says.
-
-    A worker that died before it could acknowledge a request is one reason. Quorum queues and SQS
-    count deliveries; Redis says only that there was one.
+    A task returns an error instead of raising it: an exception costs Celery 0.9 ms (traceback,
+    pickling, logging).
     """
-    return getattr(_this_thread, "earlier_deliveries", 0)
 
-
-def end_as(event: str | None, text: str) -> str:
-    """Let the running task end in Flower by this event, not as a success; return the text.
-
-    The task returns instead of raising: an exception costs Celery 0.9 ms (traceback, pickling,
-    logging), a return value 0.02 ms.
-
-    Args:
-        event: Celery's event, such as `task-failed`; None sends none.
-        text: Shown beside the event in Flower.
-    """
-    _this_thread.end = (event, text)
-    return text
+    text: str
+    event: str | None = "task-succeeded"  #: None sends none.
 
 
 class WorkerRequest(Request):
-    """A request that is acknowledged and executed, or neither; `end_as` decides its last event."""
+    """A request that is acknowledged and executed, or neither."""
 
-    def on_accepted(self, pid: int, time_accepted: float) -> None:
-        """Acknowledge, unless the connection ends; called in the thread that then runs the task."""
-        _this_thread.end = None
-        _this_thread.earlier_deliveries = self.request_dict.get("x-delivery-count") or int(
+    #: Whether it stays unacknowledged, so that the broker delivers it to another worker.
+    is_left = False
+
+    @property
+    def earlier_deliveries(self) -> int:
+        """How often the broker delivered this request before, as far as it says.
+
+        A worker that died before it could acknowledge a request is one reason. Quorum queues and
+        SQS count deliveries; Redis says only that there was one.
+        """
+        return self.request_dict.get("x-delivery-count") or int(
             bool(self.delivery_info.get("redelivered"))
         )
+
+    def on_accepted(self, pid: int, time_accepted: float) -> None:
+        """Acknowledge, unless the connection ends."""
         with _gate:
-            _this_thread.is_left = _too_late.is_set()
-            if not _this_thread.is_left:
+            self.is_left = _too_late.is_set()
+            if not self.is_left:
                 self.acknowledge()
-        if not _this_thread.is_left:
+        if not self.is_left:
             super().on_accepted(pid, time_accepted)
 
+    def finish(self, end: TaskEnd, runtime_s: float) -> None:
+        """Note the end of the task, and send its last event."""
+        task_ready(self)
+        if end.event is not None:
+            field = "result" if end.event == "task-succeeded" else "exception"
+            self.send_event(end.event, **{field: end.text}, runtime=runtime_s)
+
     def send_event(self, type: str, **fields: Any) -> None:
-        """Send an event; the end that the task asked for takes the place of a success."""
-        end = getattr(_this_thread, "end", None)
-        if type != "task-succeeded" or end is None:
-            super().send_event(type, **fields)
-            return
-        event, text = end
-        if event is not None:
-            super().send_event(event, exception=text, runtime=fields.get("runtime"))
+        """Send an event with the next ones; never blocks."""
+        if self.task.send_events:
+            _events.append((type, {"uuid": self.id, "timestamp": time.time(), **fields}))
+
+
+def _send_events(dispatcher: Any) -> None:
+    """Send the events of tasks, with those that Celery itself added."""
+    while _events:
+        event, fields = _events.popleft()
+        dispatcher.send(event, **fields)
+    dispatcher.flush()
 
 
 class ReserveFreePlaces(bootsteps.StartStopStep):
-    """SQS: reserves no more requests than can start at once, as `worker_disable_prefetch` does."""
+    """Reserves hardly more requests than can start at once, as `worker_disable_prefetch` does.
+
+    That setting is for Redis alone. Other workers cannot reach a request that waits in a full one.
+    """
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
     def start(self, parent: Any) -> None:
-        """Tell the channel the free places; called again after a reconnect."""
-        channel = parent.task_consumer.channel
-        if hasattr(channel, "free_places"):
-            channel.free_places = lambda: parent.pool.num_processes - len(reserved_requests)
+        """Tell SQS the free places, RabbitMQ a number; called again after a reconnect."""
+        consumer, places = parent.task_consumer, parent.pool.num_processes
+        if hasattr(consumer.channel, "free_places"):
+            consumer.channel.free_places = lambda: places - len(reserved_requests)
+        elif parent.connection.transport.driver_type == "amqp":
+            # Started requests are acknowledged at once, so this bounds those that wait.
+            consumer.qos(prefetch_count=max(1, min(_MOST_AHEAD, places // 8)))
 
 
 class LastAcknowledgements(bootsteps.StartStopStep):
@@ -154,7 +168,8 @@ class BatchedTaskEvents(bootsteps.StartStopStep):
             return
         parent.event_dispatcher.buffer_limit = _MOST
         parent.event_dispatcher.on_send_buffered = None
-        self._timer = parent.hub.call_repeatedly(_EVERY_S, parent.event_dispatcher.flush)
+        dispatcher = parent.event_dispatcher
+        self._timer = parent.hub.call_repeatedly(_EVERY_S, lambda: _send_events(dispatcher))
 
     def stop(self, parent: Any) -> None:
         """Flush; if the worker ends, a thread continues until its last task has ended."""
@@ -162,7 +177,7 @@ class BatchedTaskEvents(bootsteps.StartStopStep):
             return
         self._timer.cancel()
         self._timer = None
-        parent.event_dispatcher.flush()
+        _send_events(parent.event_dispatcher)
         if parent.blueprint.state != bootsteps.RUN:
             self._drain = DrainEvents(parent.event_dispatcher)
 
@@ -200,8 +215,8 @@ class DrainEvents:
             if time.monotonic() >= heartbeat_due_at:
                 self._send("worker-heartbeat")
                 heartbeat_due_at = time.monotonic() + _HEARTBEAT_S
-            self._dispatcher.flush()
-        self._dispatcher.flush()
+            _send_events(self._dispatcher)
+        _send_events(self._dispatcher)
         # Flower's metrics read the number of active tasks from heartbeats only.
         self._send("worker-heartbeat")
         self._send("worker-offline")

@@ -34,7 +34,7 @@ _MOST_REJECTED_CHARS = 2_000
 class RejectedMessages:
     """Messages that this worker rejected and cannot answer; the oldest are dropped when it is full.
 
-    Filled by task threads, emptied after a heartbeat was sent.
+    Filled by the tasks, emptied after a heartbeat was sent.
     """
 
     def __init__(self) -> None:

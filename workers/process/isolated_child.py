@@ -159,7 +159,7 @@ class IsolatedChild:
             self._until = now + attempt.request.limits.timeout_s + CANCEL_GRACE_S + _MARGIN_S
         elif frame.kind == BEAT:
             beat = orjson.loads(frame.data)
-            attempt.phase, attempt.step = beat["phase"], beat["step"]
+            attempt.phase, attempt.reported_step = beat["phase"], beat["step"]
             attempt.trajectory.metadata["tools"] = beat["tools"]
             self._until = now + beat["silent_s"] + CANCEL_GRACE_S + _MARGIN_S
         elif frame.kind == CALL:

@@ -278,6 +278,14 @@ class Journal:
         )
 
 
+def fresh_enough(recorded: ReadJournal, oldest_version: int) -> ReadJournal:
+    """Return what was recorded, without calls that older weights answered."""
+    calls = [
+        call for call in recorded.calls if call.version is None or call.version >= oldest_version
+    ]
+    return recorded._replace(calls=calls)
+
+
 def response_of(call: RecordedCall) -> ModelResponse:
     """Return the answer of a recorded model call, as the client gave it."""
     values = dict(call.result)

@@ -1,7 +1,7 @@
 """The worker process's one event loop, in a thread of its own.
 
-Task threads submit a coroutine and wait for its result. Must not: be blocked; heartbeats report
-that.
+Celery's thread starts the tasks of requests on it; other threads submit a coroutine and wait for
+its result. Must not: be blocked; heartbeats report that.
 """
 
 from __future__ import annotations
@@ -28,8 +28,19 @@ class LoopThread:
     def __init__(self) -> None:
         self._loop = new_loop()
         self._is_stopping = False
+        self._tasks: set[asyncio.Task[None]] = set()  # the loop alone would not keep them
         self._thread = threading.Thread(target=self._run, name="event-loop", daemon=True)
         self._thread.start()
+
+    def start(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine on the loop that returns nothing; callable from any thread."""
+
+        def create() -> None:
+            task = self._loop.create_task(coroutine)
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+        self._loop.call_soon_threadsafe(create)
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         """Run a coroutine on the loop; callable from any thread."""

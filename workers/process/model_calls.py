@@ -19,6 +19,7 @@ from pipeline.tokens.prompt_prefixes import PromptPrefixes
 from workers.core.endpoint import MAIN_AGENT, Endpoint, NoEndpoint
 from workers.core.model_response import ModelResponse
 from workers.core.response_delta import OnDelta
+from workers.llm.known_prompts import KnownPrompts
 from workers.process.journal import Journal, replay_deltas, response_of
 
 #: Serves an attempt's calls over HTTP: `(generate, with_socket=)`.
@@ -43,7 +44,6 @@ class ModelCalls:
         model: Model of calls that name none.
         defaults: Sampling parameters that the agent may override.
         overrides: Sampling parameters of the run, which override those of the agent.
-        on_call: Called with the number of each call as it begins.
         tokens: Whether token ids are recorded, and whether a call without them is an error.
         journal: Answers calls that an earlier attempt made, and records the others; None: no call
             is replayed or recorded for later attempts.
@@ -57,7 +57,6 @@ class ModelCalls:
         model: str | None,
         defaults: Mapping[str, Any],
         overrides: Mapping[str, Any],
-        on_call: Callable[[int], None],
         tokens: TokenWish = "wanted",
         journal: Journal | None = None,
         serve: Serve | None = None,
@@ -66,13 +65,15 @@ class ModelCalls:
         self._model = model
         self._defaults = dict(defaults)
         self._overrides = dict(overrides)
-        self._on_call = on_call
         self._wish: TokenWish = tokens
         self._serve = serve
         self._closed = False
         self._journal = journal
         self._prefixes = PromptPrefixes()
+        self._known = KnownPrompts()
         self.calls: list[ModelCall] = []
+        #: Number of the call under way, or of the last one.
+        self.begun = 0
         #: The error of the last call; None after one that was answered.
         self.failure: ModelError | None = None
         self.prompt_tokens = 0
@@ -119,7 +120,7 @@ class ModelCalls:
                 "runs; the agent must await all its tasks before it returns.",
                 code="late_call",
             )
-        self._on_call(len(self.calls) + 1)
+        self.begun = len(self.calls) + 1
         self.last_messages = sent = list(map(dict, messages))
         asked = {"model": self._model, **self._defaults, **options, **self._overrides}
         self.failure = None
@@ -164,7 +165,8 @@ class ModelCalls:
     ) -> ModelResponse:
         streamed = {} if on_delta is None else {"on_delta": on_delta}
         try:
-            return await self._client.generate(messages, **asked, **streamed)
+            with self._known.in_use():
+                return await self._client.generate(messages, **asked, **streamed)
         except ModelError as error:
             self.failure = error
             raise
@@ -172,11 +174,6 @@ class ModelCalls:
     def close(self) -> None:
         """Reject further calls: the attempt has ended, even if its agent has not."""
         self._closed = True
-
-    @property
-    def versions(self) -> list[int]:
-        """The policy versions of the responses, the smaller one of each call."""
-        return [call.version_min for call in self.calls if call.version_min is not None]
 
     def _record(
         self,

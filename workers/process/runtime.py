@@ -44,7 +44,7 @@ from workers.process.call_warnings import CallWarnings
 from workers.process.endpoints import allowed_endpoints
 from workers.process.in_flight import InFlight
 from workers.process.isolation import Isolation
-from workers.process.journal import NOTHING_RECORDED, Journal, MakeFrame
+from workers.process.journal import NOTHING_RECORDED, Journal, MakeFrame, fresh_enough
 from workers.process.model_calls import ModelCalls, ModelClient
 from workers.process.policies import Policies, PolicyClient
 from workers.process.remote_session import RemoteSessions
@@ -158,7 +158,8 @@ class Runtime:
     async def open_journal(self, request: RolloutRequest) -> Journal:
         """Return the journal of an attempt, with what earlier attempts recorded.
 
-        A journal that cannot be read is left out: the attempt then makes all calls itself.
+        Left out are calls whose weights are staler than the run allows, because their group would
+        be dropped, and a journal that cannot be read: the attempt then makes these calls itself.
         """
         recorded = NOTHING_RECORDED
         if has_journal(request):
@@ -166,6 +167,7 @@ class Runtime:
                 recorded = await asyncio.to_thread(
                     lambda: read_journal(request, open_payloads(self.settings))
                 )
+                recorded = fresh_enough(recorded, self._oldest_version(request))
             except PipelineError as error:
                 log.warning("%s starts afresh, without its journal: %s", request.label, error)
         return Journal(
@@ -175,6 +177,14 @@ class Runtime:
             keep=self._keep,
             redactor=self.redactor,
         )
+
+    def _oldest_version(self, request: RolloutRequest) -> int:
+        """Return the oldest version whose recorded calls may be replayed."""
+        self.policies.learn((request.policy,))
+        policy = self.policies.of(request.run_id).current
+        if policy is None or request.max_staleness is None:
+            return 0
+        return policy.version - request.max_staleness
 
     def model_calls(self, attempt: Attempt) -> ModelCalls:
         """Return the object through which one attempt calls its model.
@@ -201,15 +211,11 @@ class Runtime:
             label = label_of(request.run, request.group_no, request.rollout_index, 1)
             defaults["user"] = label.rpartition("-a")[0]
 
-        def note_call(number: int) -> None:
-            attempt.step = number
-
         return ModelCalls(
             client,
             model=model,
             defaults=defaults,
             overrides=overrides,
-            on_call=note_call,
             tokens=request.tokens,
             serve=partial(self._serving, request, model),
             journal=attempt.journal,
@@ -241,7 +247,6 @@ class Runtime:
             if self.settings.llm.tag_requests
             else {},
             overrides=key.sampling,
-            on_call=lambda _: None,
             tokens=key.tokens,
         )
 

@@ -1,8 +1,7 @@
 """The Celery tasks `rollout.run` and `rollout.rescore`, and the commands of the controller.
 
-A task thread submits the attempt to the event loop and waits for its end; the completion goes to
-the outbox. The task's return value is the one line that operators see in Flower. Must not: decide
-anything about a rollout.
+`LoopPool` runs a task on the event loop; the completion goes to the outbox. The task's return value
+has the one line that operators see in Flower. Must not: decide anything about a rollout.
 """
 
 from __future__ import annotations
@@ -29,12 +28,7 @@ from pipeline.contract.messages import (
 from pipeline.contract.policy import POLICIES
 from pipeline.queue.payloads import PayloadStore
 from pipeline.queue.signing import CANCEL, POLICY, REQUEST, Forged, Signer
-from workers.process.celery_hooks import (
-    WorkerRequest,
-    earlier_deliveries,
-    end_as,
-    is_left_to_another,
-)
+from workers.process.celery_hooks import TaskEnd, WorkerRequest
 from workers.process.execution import execute
 from workers.process.heartbeats import RejectedMessages
 from workers.process.loop import LoopThread
@@ -47,9 +41,8 @@ log = logging.getLogger(__name__)
 #: Characters of an error's message in Flower, which keeps many tasks in memory.
 _MAX_MESSAGE_CHARS = 300
 
-#: Texts of a delivery that runs nothing; another delivery of the same task reports the outcome.
-_LEFT = "left to another worker, which gets it again"
-_DUPLICATE = "duplicate delivery, not run again"
+#: Another delivery of the same task reports the outcome.
+_DUPLICATE = TaskEnd("duplicate delivery, not run again", event=None)
 
 
 def register_tasks(
@@ -61,20 +54,12 @@ def register_tasks(
     payloads: PayloadStore,
     signer: Signer,
     rejected: RejectedMessages,
+    sends_events: bool,
 ) -> None:
     """Register the application's tasks, bound to the objects of this process."""
 
-    async def run_attempt(request: RolloutRequest) -> Completion | None:
-        if runtime.in_flight.knows(request.key):
-            return None
-        completion = await execute(request, runtime)
-        outbox.put(completion)
-        return completion
-
-    @app.task(name=TASK_RUN, ignore_result=True, Request=WorkerRequest)
-    def run(message: str, signature: str = "") -> str:
-        if is_left_to_another():
-            return end_as(None, _LEFT)
+    @app.task(name=TASK_RUN, Request=WorkerRequest, send_events=sends_events)
+    async def run(delivery: WorkerRequest, message: str, signature: str = "") -> TaskEnd:
         try:
             signer.check(message, signature, REQUEST)
             request = parse_message(RolloutRequest, message)
@@ -82,7 +67,7 @@ def register_tasks(
             # Send no completion: it would end an attempt that another worker may be running.
             log.error("A request was rejected: %s", error)
             rejected.add(str(error), message)
-            return end_as("task-failed", f"forged request: {error}")
+            return TaskEnd(f"forged request: {error}", "task-failed")
         except MalformedMessage as error:
             log.error("A request could not be decoded: %s", error)
             completion = _malformed(message, error, runtime.worker_id)
@@ -90,37 +75,28 @@ def register_tasks(
                 outbox.put(completion)
             else:
                 rejected.add(str(error), message)
-            return end_as("task-failed", f"malformed request: {error}")
-        if earlier := earlier_deliveries():
+            return TaskEnd(f"malformed request: {error}", "task-failed")
+        if runtime.in_flight.knows(request.key):
+            return _DUPLICATE
+        if earlier := delivery.earlier_deliveries:
             lost_count = request.lost_count + earlier
             request = request.model_copy(update={"lost_count": lost_count})
-        future = loop.submit(run_attempt(request))
-        try:
-            completion = future.result()
-        except BaseException:
-            # Cancelled by its label (fenced), or the thread pool is shutting down.
-            if future.cancelled():
-                return end_as("task-revoked", "stopped: no longer wanted")
-            raise
-        return end_as(None, _DUPLICATE) if completion is None else describe(completion)
-
-    async def score_again(request: RescoreRequest) -> Completion:
-        completion = await rescore(request, payloads, runtime.worker_id, redactor=runtime.redactor)
+        completion = await execute(request, runtime)
         outbox.put(completion)
-        return completion
+        return end_of(completion)
 
-    @app.task(name=TASK_RESCORE, ignore_result=True, Request=WorkerRequest)
-    def run_rescore(message: str, signature: str = "") -> str:
-        if is_left_to_another():
-            return end_as(None, _LEFT)
+    @app.task(name=TASK_RESCORE, Request=WorkerRequest, send_events=sends_events)
+    async def run_rescore(_: WorkerRequest, message: str, signature: str = "") -> TaskEnd:
         try:
             signer.check(message, signature, REQUEST)
             request = parse_message(RescoreRequest, message)
         except MalformedMessage as error:
             log.error("A request to score again was rejected: %s", error)
             rejected.add(str(error), message)
-            return end_as("task-failed", f"malformed request: {error}")
-        return describe(loop.submit(score_again(request)).result())
+            return TaskEnd(f"malformed request: {error}", "task-failed")
+        completion = await rescore(request, payloads, runtime.worker_id, redactor=runtime.redactor)
+        outbox.put(completion)
+        return end_of(completion)
 
     def cancel_attempts(_: Any, labels: list[str], signature: str = "") -> dict[str, Any]:
         try:
@@ -145,22 +121,22 @@ def register_tasks(
     Panel.data["learn_policies"] = learn_policies
 
 
-def describe(completion: Completion) -> str:
-    """Return the line that operators see for the task; an error ends the task as failed."""
+def end_of(completion: Completion) -> TaskEnd:
+    """Return the end that operators see for the task; with an error the task has failed."""
     tokens = completion.prompt_tokens + completion.completion_tokens
     if (error := completion.error) is not None:
         is_handed_back = error.error_class is ErrorClass.WORKER_STOPPED
-        return end_as(
-            "task-retried" if is_handed_back else "task-failed",
+        return TaskEnd(
             f"{error.error_class} code={error.code} tokens={tokens}: "
             f"{error.message[:_MAX_MESSAGE_CHARS]}",
+            "task-retried" if is_handed_back else "task-failed",
         )
     if completion.purpose == "handover":
-        return "handed over to its remote session"
+        return TaskEnd("handed over to its remote session")
     if completion.purpose == "rescore":
-        return f"reward={completion.reward:g}"
+        return TaskEnd(f"reward={completion.reward:g}")
     reward = "none" if completion.reward is None else f"{completion.reward:g}"
-    return (
+    return TaskEnd(
         f"reward={reward} turns={completion.n_turns} tokens={tokens} stop={completion.stop_reason}"
     )
 

@@ -1,4 +1,4 @@
-"""The worker process: Celery's thread pool takes requests, one event loop executes them.
+"""The worker process: Celery takes requests, one event loop executes them.
 
 Started by `rollout worker`. SIGTERM drains: the worker takes no new requests and running attempts
 may finish within `drain_s`. The rest is handed back and uses no attempt. Must not: hold database
@@ -32,6 +32,7 @@ from workers.process.celery_hooks import BatchedTaskEvents, LastAcknowledgements
 from workers.process.endpoints import announced_endpoints
 from workers.process.heartbeats import Heartbeats, RejectedMessages
 from workers.process.loop import LoopThread
+from workers.process.loop_pool import pool_on
 from workers.process.outbox import Outbox
 from workers.process.plugins import load_plugins
 from workers.process.runtime import Runtime, open_limits
@@ -106,13 +107,14 @@ def run_worker(settings: Settings, *, ready: Callable[[str], None] = lambda _: N
         payloads=payloads,
         signer=broker.signer,
         rejected=rejected,
+        sends_events=broker.has_remote_control,
     )
     outbox.start()
     heartbeats.start()
     _drain_on_stop(loop, runtime, heartbeats, drain_s=settings.worker.drain_s)
     _announce_readiness(worker_id, ready)
     try:
-        return _consume(app, worker_id, settings)
+        return _consume(app, worker_id, settings, loop)
     finally:
         outbox.close(timeout_s=_FLUSH_S)
         heartbeats.close()
@@ -122,10 +124,10 @@ def run_worker(settings: Settings, *, ready: Callable[[str], None] = lambda _: N
         loop.stop()
 
 
-def _consume(app: Celery, worker_id: str, settings: Settings) -> int:
+def _consume(app: Celery, worker_id: str, settings: Settings, loop: LoopThread) -> int:
     worker: Any = app.Worker(
         hostname=worker_id,
-        pool="threads",
+        pool=pool_on(loop),
         concurrency=settings.worker.concurrency,
         loglevel=settings.log_level,
         task_events=True,

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import anthropic
 import pytest
 from fixtures.served_model import Served, serving
 from test_openai_sdk import IMAGE, STREAMED_CALLS, TOOL, TWO_CALLS
@@ -23,6 +22,8 @@ USER = {"role": "user", "content": "Where is the sun?"}
 
 @asynccontextmanager
 async def connected(*answers: Any) -> AsyncIterator[tuple[Any, Served]]:
+    import anthropic
+
     async with (
         serving(*answers) as served,
         anthropic.AsyncAnthropic(
@@ -115,6 +116,8 @@ async def test_a_streamed_message_ends_as_the_whole_one(pieces: bool):
 
 
 async def test_pieces_of_calls_that_are_mixed_are_an_error_and_not_a_wrong_call():
+    import anthropic
+
     mixed = [STREAMED_CALLS[3], STREAMED_CALLS[5], STREAMED_CALLS[4]]
     async with connected(mixed) as (client, served):
         with pytest.raises(anthropic.APIStatusError, match="several tool calls at once"):
@@ -134,6 +137,8 @@ async def test_streamed_text_comes_while_the_model_still_generates():
 
 
 async def test_a_prompt_that_is_too_long_is_said_in_anthropics_words():
+    import anthropic
+
     error = {"error": {"message": "maximum context length is 10 tokens", "code": 400}}
     async with connected((400, error)) as (client, _):
         with pytest.raises(anthropic.BadRequestError, match="prompt is too long") as caught:

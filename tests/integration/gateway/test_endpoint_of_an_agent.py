@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import openai
 import pytest
 from fixtures.scripted_model import scripted_model
 from fixtures.stored_run import StoredRun
@@ -17,6 +16,8 @@ from workers.core.registry import register_agent
 
 @pytest.fixture(autouse=True)
 def _agents() -> None:
+    import openai
+
     @register_agent("sdk")
     async def solve(prompt: dict[str, Any], llm: Any, endpoint: Endpoint) -> str:
         async with openai.AsyncOpenAI(

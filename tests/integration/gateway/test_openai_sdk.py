@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import openai
 import pytest
 from fixtures.served_model import Served, serving
 
@@ -43,6 +42,8 @@ STREAMED_CALLS.insert(4, {"tool_calls": [{"index": 0, "function": {"arguments": 
 
 @asynccontextmanager
 async def connected(*answers: Any) -> AsyncIterator[tuple[Any, Served]]:
+    import openai
+
     async with serving(*answers) as served:
         endpoint = served.endpoint
         async with openai.AsyncOpenAI(

@@ -8,7 +8,6 @@ import time
 from typing import Any
 
 import aiohttp
-import openai
 import pytest
 from fixtures.served_model import KEY, Served, serving
 from pydantic import SecretStr
@@ -122,6 +121,8 @@ async def test_keys_are_of_this_deployment_this_time_and_this_attempt():
 
 
 async def test_the_end_of_the_attempt_ends_its_calls():
+    import openai
+
     async with serving([None]) as served:
         client = openai.AsyncOpenAI(
             base_url=served.endpoint.base_url, api_key=served.endpoint.api_key

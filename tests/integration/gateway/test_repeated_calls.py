@@ -6,7 +6,6 @@ import asyncio
 from typing import Any
 
 import aiohttp
-import openai
 import pytest
 from fixtures.served_model import Served, serving
 
@@ -82,6 +81,8 @@ async def test_a_call_whose_client_left_is_recorded_and_given_again():
 
 
 async def test_an_sdk_that_timed_out_gets_the_answer_by_its_retry():
+    import openai
+
     async with serving([None, {"content": "late"}], "second") as served:
         client = openai.AsyncOpenAI(
             base_url=served.endpoint.base_url,
@@ -106,6 +107,8 @@ async def test_an_sdk_that_timed_out_gets_the_answer_by_its_retry():
 
 @pytest.mark.parametrize("end", ["break", {"error": {"message": "overloaded", "code": 503}}])
 async def test_a_stream_that_breaks_off_is_an_error_and_is_not_repeated(end: Any):
+    import openai
+
     async with serving([{"content": "on"}, end], "whole") as served:
         client = openai.AsyncOpenAI(
             base_url=served.endpoint.base_url, api_key=served.endpoint.api_key

@@ -1,4 +1,4 @@
-"""A worker takes no more requests from SQS than it has free places."""
+"""A worker takes no more requests than it has free places, from RabbitMQ few more."""
 
 from __future__ import annotations
 
@@ -34,3 +34,16 @@ def test_no_request_runs_twice_though_attempts_outlast_the_visibility(deployment
     with broker.connect() as connection:
         left = [broker.depth(connection, queue, with_received=True) for queue in QUEUES]
     assert left == [0, 0, 0], "started requests are deleted"
+
+
+@pytest.mark.parametrize("broker_place", ["amqp"], indirect=True)
+def test_a_full_worker_leaves_all_requests_but_one_to_others(deployment):
+    deployment.start_controller()
+    deployment.start_worker(concurrency=8)
+    deployment.submit(24)
+    deployment.wait_states({"running": 8, "dispatched": 16})
+    deployment.start_worker(concurrency=24)
+    deployment.wait_states({"running": 23, "dispatched": 1})
+    deployment.gate.touch()
+    deployment.wait_states({"succeeded": 24})
+    assert sorted(Counter(deployment.said("started")).values()) == [1] * 24

@@ -303,6 +303,21 @@ def test_attempts_in_flight_record_calls_after_the_upgrade_to_journals(engine):
     assert (row["calls_replayed"], row["replayed_from"], row["tokens_saved"]) == (3, [1, 2], 70)
 
 
+def test_calls_of_workers_outlive_the_upgrade_and_the_downgrade_of_gateways(engine):
+    story = StoredRun(engine, prompts=1)
+    attempt = story.claim_one()
+    identity = story.succeeded(attempt).identity
+
+    def keep(first: int) -> int:
+        frame = JournalFrame(**identity, first=first, n_calls=1, body=b"calls")
+        return transact(engine, lambda c: add_frames(c, [frame]))
+
+    assert (keep(3), keep(1_764_000_000_000_000_000)) == (1, 1)
+    downgrade(engine, "0019")
+    assert upgrade(engine) == head()
+    assert [row["first_call"] for row in story.rows("SELECT first_call FROM journals")] == [3]
+
+
 def test_an_empty_database_is_refused_with_the_command_that_helps(empty):
     with pytest.raises(SchemaOutdated, match=r"schema none.*rollout db upgrade"):
         require_current(empty)
