@@ -39,7 +39,13 @@ class PromptPrefixes:
             OverflowError: An id does not fit into 31 bits.
             TypeError: An id is no integer.
         """
-        prompt, completion = packed_ids(prompt_ids), packed_ids(completion_ids)
+        packed = None if logprobs is None else _packed("f", logprobs)
+        return self.add_packed(sequence, packed_ids(prompt_ids), packed_ids(completion_ids), packed)
+
+    def add_packed(
+        self, sequence: int, prompt: bytes, completion: bytes, logprobs: bytes | None
+    ) -> CallTokens:
+        """Do as `add` for ids and logprobs that are packed already."""
         origin, length = self._longest_prefix(prompt)
         if length and length == len(self._open[origin]):
             del self._open[origin]
@@ -49,7 +55,7 @@ class PromptPrefixes:
         return CallTokens(
             new_prompt=prompt[length:],
             completion=completion,
-            logprobs=None if logprobs is None else _packed("f", logprobs),
+            logprobs=logprobs,
             prefix_call=origin if length else -1,
             prefix_len=length // ITEM_BYTES,
         )

@@ -4,7 +4,7 @@ Packed by the worker when an attempt ends, unpacked by trainers. Ids and logprob
 JSON. Must not: change what the server recorded.
 
 Layout before compression: `_HEAD`, the names (a JSON list of agent labels and finish reasons), a
-table of `_Row` for each call, then the arrays of all calls behind each other: new prompt ids,
+table of `_Row` for each call, then the arrays of all calls one after another: new prompt ids,
 completion ids (int32), logprobs (float32), little-endian.
 """
 
@@ -134,7 +134,7 @@ def _read(data: bytes, earlier: Iterable[SampledCall]) -> list[SampledCall]:
 
     magic, n_calls, names_size = _HEAD.unpack_from(data)
     if magic != _MAGIC:
-        raise ValueError("it does not begin with its magic")
+        raise ValueError("its first bytes are not those of a token body")
     start = _HEAD.size + names_size
     names = json.loads(data[_HEAD.size : start])
     end = start + n_calls * _ROW.size
@@ -177,7 +177,7 @@ def _read(data: bytes, earlier: Iterable[SampledCall]) -> list[SampledCall]:
             )
         )
     if at_logprobs != len(ids):
-        raise ValueError("its length is not that of its table")
+        raise ValueError("its length differs from the length in its table")
     return calls
 
 

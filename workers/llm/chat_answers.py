@@ -12,7 +12,8 @@ from typing import Any
 from pipeline.contract.errors import ModelError
 from workers.core.model_response import ModelResponse, NativeToolCall
 from workers.llm.call_errors import HttpAnswer, error_for_answer, error_in_body, malformed
-from workers.llm.json_text import JsonError, dump_json, parse_json
+from workers.llm.json_text import JsonError, dump_json
+from workers.llm.known_prompts import parse_answer
 from workers.llm.token_capture import captured_tokens, policy_version
 
 #: Fields of a message with its reasoning: of DeepSeek, SGLang and older vLLM; of newer vLLM and
@@ -31,7 +32,7 @@ def read_json_answer(answer: HttpAnswer, url: str) -> Mapping[str, Any]:
     if answer.streamed is not None:
         return answer.streamed
     try:
-        body = parse_json(answer.body)
+        body = parse_answer(answer.body)
     except JsonError as error:
         raise _not_json(answer, url, error) from None
     if not isinstance(body, Mapping):

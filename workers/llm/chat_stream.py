@@ -12,7 +12,8 @@ from typing import Any
 
 from workers.core.response_delta import OnDelta, ResponseDelta, ToolCallDelta
 from workers.llm.call_errors import error_in_body, malformed
-from workers.llm.json_text import JsonError, parse_json
+from workers.llm.json_text import JsonError
+from workers.llm.known_prompts import parse_answer
 
 EVENT_STREAM = "text/event-stream"
 #: What a request for a stream holds besides.
@@ -71,7 +72,7 @@ class ChatStreamReader:
             self._is_done = True
             return
         try:
-            chunk = parse_json(data)
+            chunk = parse_answer(data)
         except JsonError as error:
             raise malformed(f"{self._url} streamed JSON that does not parse: {error}") from None
         if not isinstance(chunk, Mapping):

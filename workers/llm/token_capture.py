@@ -7,7 +7,8 @@ never combined with the logprobs of another. Must not: tokenise text, or repair 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pipeline.tokens.prompt_prefixes import MAX_ID, packed_ids
@@ -23,8 +24,8 @@ class CapturedTokens(NamedTuple):
     `refusal` says why data that the server sent is not used.
     """
 
-    prompt_token_ids: list[int] | None = None
-    completion_token_ids: list[int] | None = None
+    prompt_token_ids: Sequence[int] | None = None
+    completion_token_ids: Sequence[int] | None = None
     logprobs: list[float] | None = None
     source: str | None = None
     refusal: str | None = None
@@ -94,7 +95,7 @@ _PROMPT_KEYS = ("prompt_token_ids", "input_token_ids")
 
 def _prompt_ids(
     body: Mapping[str, Any], choice: Mapping[str, Any], meta: Mapping[str, Any]
-) -> list[int] | None:
+) -> Sequence[int] | None:
     for holder in (body, choice, meta):
         ids = _first(holder, _PROMPT_KEYS)
         if ids is not None:
@@ -143,7 +144,9 @@ def _is_pair(pair: Any) -> bool:
     return isinstance(pair, list) and len(pair) >= 2
 
 
-def _ids(values: Any) -> list[int]:
+def _ids(values: Any) -> Sequence[int]:
+    if isinstance(values, array):
+        return values  # packed and checked by `known_prompts`
     if not isinstance(values, list):
         raise TypeError(f"token ids are {type(values).__name__}, not a list")
     # Servers return the whole prompt with each call, so that no check is a loop in Python.

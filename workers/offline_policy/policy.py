@@ -111,7 +111,7 @@ class OfflinePolicy:
         elif path == "/v1/models" and method == "GET":
             await send_json(send, 200, {"object": "list", "data": [policy_card()]})
         elif path == "/version" and method == "GET":
-            # vLLM answers here: so clients know that they may ask for token ids.
+            # vLLM has this path; clients that find it ask for token ids.
             await send_json(send, 200, {"version": POLICY_NAME})
         elif path == "/health" and method == "GET":
             await send_json(send, 200, {"status": "ok", "stand_in": POLICY_NAME})

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -11,7 +11,9 @@ from pipeline.contract.errors import (
     ModelRateLimit,
     ModelTransportError,
 )
-from workers.llm.anthropic_client import ClaudeAPIClient
+
+if TYPE_CHECKING:
+    from workers.llm.anthropic_client import ClaudeAPIClient
 
 TOOL = {
     "type": "function",
@@ -42,6 +44,8 @@ def answer(*blocks: dict[str, Any], stop_reason: str = "end_turn") -> dict[str, 
 
 @pytest.fixture
 def claude(endpoint: Any, waits: Any) -> ClaudeAPIClient:
+    from workers.llm.anthropic_client import ClaudeAPIClient
+
     return ClaudeAPIClient(
         "sk-ant-planted",
         model="claude-x",

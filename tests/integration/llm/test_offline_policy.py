@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import openai
 import pytest
 from fixtures.offline_policy import serving
 
@@ -88,6 +87,8 @@ async def test_mishaps_strike_who_they_should_and_refusals_are_final() -> None:
 
 
 async def test_the_openai_sdk_understands_whole_answers_streams_and_the_list() -> None:
+    import openai
+
     tool = {
         "type": "function",
         "function": {"name": "calculator", "parameters": {"properties": {"expression": {}}}},
@@ -140,7 +141,7 @@ async def test_token_ids_and_logprobs_are_given_when_asked_for() -> None:
     assert len(first.logprobs) == len(first.completion_token_ids) == first.completion_tokens
     assert len(first.prompt_token_ids) == first.prompt_tokens
     assert all(-2 <= logprob <= 0 for logprob in first.logprobs)
-    before = first.prompt_token_ids + first.completion_token_ids
+    before = [*first.prompt_token_ids, *first.completion_token_ids]
     assert second.prompt_token_ids[: len(before)] == before
 
 

@@ -3,9 +3,7 @@ from __future__ import annotations
 import pytest
 
 from pipeline.contract.errors import ConfigError
-from workers.llm.anthropic_client import ClaudeAPIClient
 from workers.llm.lean_client import LeanClient
-from workers.llm.openai_client import OpenAIClient
 from workers.llm.providers import PROVIDERS, find_provider, make_client
 
 KEYS = {
@@ -16,6 +14,8 @@ KEYS = {
 
 
 def test_the_environments_base_url_and_key_belong_together() -> None:
+    from workers.llm.openai_client import OpenAIClient
+
     client = make_client(environ={**KEYS, "OPENAI_BASE_URL": "http://10.0.0.5:8000/v1/"})
     assert isinstance(client, OpenAIClient)
     assert (client.base_url, client.api_key) == ("http://10.0.0.5:8000/v1", "sk-openai")
@@ -34,6 +34,8 @@ def test_arguments_go_before_the_environment() -> None:
 
 
 def test_a_provider_is_found_by_its_host_and_gets_its_own_key() -> None:
+    from workers.llm.anthropic_client import ClaudeAPIClient
+
     client = make_client(base_url="https://openrouter.ai/api/v1", environ=KEYS)
     assert client.api_key == "sk-or"
     claude = make_client(base_url="https://api.anthropic.com", environ=KEYS)
@@ -47,6 +49,9 @@ def test_another_providers_host_never_gets_the_openai_key() -> None:
 
 
 def test_a_claude_model_goes_to_anthropic_when_no_endpoint_is_named() -> None:
+    from workers.llm.anthropic_client import ClaudeAPIClient
+    from workers.llm.openai_client import OpenAIClient
+
     assert isinstance(make_client(model="claude-x", environ=KEYS), ClaudeAPIClient)
     assert isinstance(make_client(model="gpt-x", environ=KEYS), OpenAIClient)
 
