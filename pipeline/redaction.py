@@ -53,7 +53,12 @@ class Redactor:
     @classmethod
     def of(cls, settings: BaseModel, environ: Mapping[str, str]) -> Redactor:
         """Make a redactor of the secrets in settings and environment."""
-        secrets = set(_secrets_in(settings))
+        return cls.of_environment(environ, _secrets_in(settings))
+
+    @classmethod
+    def of_environment(cls, environ: Mapping[str, str], known: Iterable[str] = ()) -> Redactor:
+        """Make a redactor of the secrets in the environment and of known ones."""
+        secrets = set(known)
         for name, value in environ.items():
             if name.upper().endswith(_SECRET_ENDINGS) or "://" in value:
                 secrets.add(value)

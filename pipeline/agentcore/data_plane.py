@@ -12,13 +12,14 @@ import json
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
-
-import aiohttp
+from typing import TYPE_CHECKING, Any
 
 from pipeline.contract.agentcore import AgentCoreTarget
 from pipeline.contract.errors import ContractError, ModelRateLimit, RolloutError, SandboxError
 from pipeline.contract.result_keys import SESSION_HEADER
+
+if TYPE_CHECKING:
+    import aiohttp
 
 #: boto3 blocks a thread for each call; a cold start takes seconds.
 _MOST_CALLS = 128
@@ -141,6 +142,8 @@ class DataPlane:
             return self._clients[region]
 
     async def _post(self, url: str, session_id: str, body: bytes) -> bytes:
+        import aiohttp  # a tenth of a controller's start
+
         if self._http is None:
             timeout = aiohttp.ClientTimeout(total=_ANSWER_S, sock_connect=_CONNECT_S)
             self._http = aiohttp.ClientSession(timeout=timeout)

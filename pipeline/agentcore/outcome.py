@@ -1,7 +1,8 @@
 """The outcome of an attempt from the result that its session saved, or from the lack of one.
 
-Used by the service in `results.py`. The app's verdict counts: its reward, or its error. Nothing is
-made up: a result without a valid reward is an error. Must not: read a clock, S3 or the store.
+Used by the service in `results.py`. The app's verdict counts: its reward, or its error. The calls
+that a gateway recorded become those of the trajectory. Nothing is made up: a result without a valid
+reward is an error. Must not: read a clock, S3 or the store.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ from typing import Any
 
 from pipeline.contract.errors import AgentTimeout, ContractError, ErrorClass, RolloutError
 from pipeline.contract.messages import Completion, ErrorRecord, storable
+from pipeline.contract.model_call import version_range
 from pipeline.contract.rollout import StopReason
 from pipeline.contract.trajectory import TrajectoryRecord, digest_of, pack_record
 from pipeline.store.remote_sessions import RemoteAttempt
+from pipeline.tokens.recorded_calls import NO_CALLS, RemoteCalls
+from pipeline.tokens.token_body import pack_tokens
 
 #: Keys of a result that the completion has in fields of its own.
 _OWN_KEYS = frozenset({"rollout_data", "rewards", "status_code", "traceback"})
@@ -25,7 +29,12 @@ Redact = Callable[[bytes], bytes]
 
 
 def outcome_of(
-    attempt: RemoteAttempt, body: bytes, *, elapsed_s: float, redact: Redact = lambda data: data
+    attempt: RemoteAttempt,
+    body: bytes,
+    *,
+    elapsed_s: float,
+    redact: Redact = lambda data: data,
+    recorded: RemoteCalls = NO_CALLS,
 ) -> Completion:
     """Return the completion that a result says.
 
@@ -34,6 +43,7 @@ def outcome_of(
         body: The object.
         elapsed_s: Time since the attempt began.
         redact: Removes secrets from what is stored.
+        recorded: The calls that gateways recorded.
     """
     try:
         result = json.loads(redact(body))
@@ -41,9 +51,9 @@ def outcome_of(
             raise ValueError(f"it is a {type(result).__name__}")
     except (ValueError, RecursionError) as error:
         problem = ContractError(f"The result is no JSON object: {error}.", code="result_no_json")
-        return _failed(attempt, problem, elapsed_s=elapsed_s)
+        return _failed(attempt, problem, elapsed_s=elapsed_s, record=_calls_alone(recorded))
     turns = _turns_of(result)
-    record = _record_of(result, turns)
+    record = _record_of(result, turns, recorded)
     try:
         _require_success(result)
         reward = _reward_of(result)
@@ -63,19 +73,27 @@ def outcome_of(
     )
 
 
-def timed_out(attempt: RemoteAttempt) -> Completion:
+def timed_out(attempt: RemoteAttempt, recorded: RemoteCalls = NO_CALLS) -> Completion:
     """Return the completion of a session that gave no result in time."""
     waited_s = attempt.target.session_timeout_s
     error = AgentTimeout(
         f"The session gave no result within {waited_s:g} s (agentcore.session_timeout_s): neither "
         "a message nor an object in the bucket."
     )
-    return _failed(attempt, error, elapsed_s=waited_s)
+    return _failed(attempt, error, elapsed_s=waited_s, record=_calls_alone(recorded))
 
 
-def refused(attempt: RemoteAttempt, why: str, *, code: str, elapsed_s: float) -> Completion:
+def refused(
+    attempt: RemoteAttempt,
+    why: str,
+    *,
+    code: str,
+    elapsed_s: float,
+    recorded: RemoteCalls = NO_CALLS,
+) -> Completion:
     """Return the completion of a result that is not read."""
-    return _failed(attempt, ContractError(why, code=code), elapsed_s=elapsed_s)
+    error = ContractError(why, code=code)
+    return _failed(attempt, error, elapsed_s=elapsed_s, record=_calls_alone(recorded))
 
 
 def _require_success(result: dict[str, Any]) -> None:
@@ -125,7 +143,7 @@ def _messages_of(turn: Any) -> list[dict[str, Any]]:
     return [message for message in messages if isinstance(message, dict)]
 
 
-def _record_of(result: dict[str, Any], turns: list[Any]) -> TrajectoryRecord:
+def _record_of(result: dict[str, Any], turns: list[Any], recorded: RemoteCalls) -> TrajectoryRecord:
     """Return the record: the last turn's messages, and of each turn how many of them are its own.
 
     Turns repeat the messages before them; stored as they are, they would grow with their square.
@@ -136,11 +154,19 @@ def _record_of(result: dict[str, Any], turns: list[Any]) -> TrajectoryRecord:
     metadata: dict[str, Any] = {"result": rest, "rewards": result.get("rewards")}
     if compact:
         metadata["turns"] = compact
+    if recorded.unanswered:
+        metadata["calls_unanswered"] = recorded.unanswered
+    if recorded.missing:
+        metadata["calls_missing"] = recorded.missing
     answer = next((m for m in reversed(messages) if m.get("role") == "assistant"), None)
     steps: list[dict[str, Any]] = []
     if answer is not None:
         steps = [{"step_type": "final_answer", "content": _text_of(answer), "metadata": {}}]
-    return TrajectoryRecord(messages=messages, steps=steps, metadata=metadata)
+    return TrajectoryRecord(messages=messages, steps=steps, calls=recorded.calls, metadata=metadata)
+
+
+def _calls_alone(recorded: RemoteCalls) -> TrajectoryRecord | None:
+    return TrajectoryRecord(calls=recorded.calls) if recorded.calls else None
 
 
 def _without_repetition(turn: Any, messages: list[dict[str, Any]]) -> Any:
@@ -200,12 +226,20 @@ def _identity(attempt: RemoteAttempt) -> dict[str, Any]:
 def _body_fields(
     attempt: RemoteAttempt, record: TrajectoryRecord, turns: list[Any], body: bytes
 ) -> dict[str, Any]:
+    calls = record.calls
+    version_min, version_max = version_range(calls, attempt.policy_version)
+    tokens = pack_tokens(calls)
     return {
-        "n_turns": len(turns),
+        "n_turns": len(calls) or len(turns),
         "n_steps": len(record.steps),
-        "version_min": attempt.policy_version,
-        "version_max": attempt.policy_version,
+        "prompt_tokens": sum(call.prompt_tokens or 0 for call in calls),
+        "completion_tokens": sum(call.completion_tokens or 0 for call in calls),
+        "version_min": version_min,
+        "version_max": version_max,
         "body": body,
         "body_bytes": len(body),
         "body_digest": digest_of(body),
+        "tokens": tokens,
+        "tokens_bytes": len(tokens),
+        "tokens_digest": digest_of(tokens) if tokens else None,
     }

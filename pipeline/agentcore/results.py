@@ -2,7 +2,8 @@
 
 A message names a result at once. Every few seconds the bucket is listed too, for results whose
 message was lost or is never sent. Commits first and deletes messages second; the fence (rollout,
-attempt) makes repeats harmless. Must not: decide outcomes.
+attempt) makes repeats harmless. With a gateway, results wait for the calls that were recorded
+before them (docs/adr/0043). Must not: decide outcomes.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from itertools import groupby
 
 from sqlalchemy import Engine
 
 from pipeline.agentcore.outcome import outcome_of, refused, timed_out
+from pipeline.agentcore.remote_calls import read_remote_calls
 from pipeline.agentcore.results_store import (
     MAX_RESULT_BYTES,
     QueuedMessage,
@@ -32,6 +35,7 @@ from pipeline.redaction import Redactor
 from pipeline.settings import Settings
 from pipeline.store.dead_letters import add_malformed
 from pipeline.store.engine import transact
+from pipeline.store.journals import read_frames
 from pipeline.store.outcomes import record_outcomes
 from pipeline.store.remote_sessions import (
     RemoteAttempt,
@@ -39,6 +43,8 @@ from pipeline.store.remote_sessions import (
     known_attempts,
     waiting_attempts,
 )
+from pipeline.store.watermark import read_time, read_watermark
+from pipeline.tokens.recorded_calls import NO_CALLS, RemoteCalls
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +54,8 @@ _SWEEP_S, _SWEEP_ALONE_S = 10.0, 2.0
 _IDLE_S = 0.5
 #: Results that are read at once, and that are recorded in one transaction.
 _READERS, _AT_ONCE = 8, 64
+#: Receipts of messages that wait for the collectors; more are left in the queue.
+_MOST_HELD = 100
 #: A message whose object stays missing goes to the dead letters after so many receives.
 _MOST_RECEIVES = 5
 
@@ -67,19 +75,23 @@ class RemoteResults:
         self._store: ResultsStore | None = None
         self._readers = ThreadPoolExecutor(_READERS, "results")
         self._swept_at = float("-inf")
+        #: Messages by the time when they were received, and results by that of their first listing.
+        self._held: list[tuple[datetime, list[QueuedMessage]]] = []
+        self._listed: dict[AttemptKey, datetime] = {}
         self._told: set[str] = set()  #: keys of others that were logged
 
     def step(self) -> None:
         """Take in the announced results, then the listed ones; wait where no session exists."""
         waiting = self._waiting()
-        if not waiting:
+        if not waiting and not self._held:
             time.sleep(_IDLE_S)
             return
         store = self._store = self._store or ResultsStore(self._settings)
         queues = {a.target.results_queue_url for a in waiting} - {None}
         for queue_url in sorted(filter(None, queues)):
-            self._take_announced(store, queue_url)
-        every_s = _SWEEP_S if queues else _SWEEP_ALONE_S
+            self._receive(store, queue_url)
+        self._take_announced(store)
+        every_s = _SWEEP_S if queues and not self._listed else _SWEEP_ALONE_S
         if time.monotonic() - self._swept_at >= every_s:
             self._sweep(store)
             self._swept_at = time.monotonic()
@@ -92,12 +104,34 @@ class RemoteResults:
 
     def _waiting(self) -> list[RemoteAttempt]:
         runs = self._settings.dispatch.runs
-        return transact(self._engine, lambda c: waiting_attempts(c, runs))
+        return transact(self._engine, waiting_attempts, runs)
 
-    def _take_announced(self, store: ResultsStore, queue_url: str) -> None:
-        messages = store.receive(queue_url)
-        if not messages:
+    def _receive(self, store: ResultsStore, queue_url: str) -> None:
+        if len(self._held) >= _MOST_HELD:
+            time.sleep(_IDLE_S)
+        elif messages := store.receive(queue_url):
+            self._held.append((transact(self._engine, read_time), messages))
+
+    def _drained_up_to(self) -> datetime | None:
+        """Return the time before which recorded calls are in the store; None: wait for them.
+
+        A gateway records a call before the agent gets its answer, so before the agent's result. The
+        records of results that were seen by a time are therefore what the broker had by that time.
+        """
+        if self._settings.agentcore.gateway_url is None:
+            return datetime.max.replace(tzinfo=UTC)
+        return transact(self._engine, read_watermark)
+
+    def _take_announced(self, store: ResultsStore) -> None:
+        drained = self._drained_up_to() if self._held else None
+        if drained is None:
             return
+        ripe = [held for held in self._held if held[0] <= drained]
+        if ripe:
+            self._take_in(store, [message for _, messages in ripe for message in messages])
+            self._held = self._held[len(ripe) :]
+
+    def _take_in(self, store: ResultsStore, messages: Sequence[QueuedMessage]) -> None:
         malformed: list[tuple[str, str, bytes]] = []
         named: list[tuple[QueuedMessage, ResultObject, AttemptKey]] = []
         for message in messages:
@@ -114,7 +148,7 @@ class RemoteResults:
                     key = session.rollout_id, session.attempt_no
                     named.append((message, result, key))
         keys = [key for *_, key in named]
-        known = transact(self._engine, lambda c: known_attempts(c, keys))
+        known = transact(self._engine, known_attempts, keys)
         malformed += [
             _dead_letter(E_UNKNOWN, f"names {result.key}, whose attempt is unknown", message)
             for message, result, key in named
@@ -130,9 +164,9 @@ class RemoteResults:
             else:
                 malformed.append(_dead_letter(E_UNKNOWN, f"names {result.key}, missing", message))
         if malformed:
-            transact(self._engine, lambda c: add_malformed(c, malformed))
+            transact(self._engine, add_malformed, malformed)
             for _, reason, _ in malformed:
-                log.warning("A message of %s went to the dead letters: %s", queue_url, reason)
+                log.warning("A message of the results queue went to the dead letters: %s", reason)
         store.delete([message for message in messages if message not in late])
 
     def _sweep(self, store: ResultsStore) -> None:
@@ -149,14 +183,27 @@ class RemoteResults:
                     self._tell(f"s3://{bucket}/{key}")
                 elif (of := (session.rollout_id, session.attempt_no)) in wanted:
                     found[of] = ResultObject(bucket, key)
-        if found:
-            log.info("%d results were found in the bucket without a message.", len(found))
-            self._record(store, found)
+        self._record_listed(store, found)
         # A result may have come between the list and the end of its session's time.
         overdue = [a for a in self._waiting() if a.is_overdue and a.key in wanted]
         overdue = [a for a in overdue if a.key not in found]
         if overdue:
-            self._commit([timed_out(attempt) for attempt in overdue])
+            calls = self._calls_of([attempt.key for attempt in overdue])
+            self._commit([timed_out(a, calls.get(a.key, NO_CALLS)) for a in overdue])
+
+    def _record_listed(self, store: ResultsStore, found: Mapping[AttemptKey, ResultObject]) -> None:
+        """Record those of the listed results whose calls are in the store."""
+        if not found:
+            self._listed = {}
+            return
+        now = transact(self._engine, read_time)
+        self._listed = {key: self._listed.get(key, now) for key in found}
+        drained = self._drained_up_to()
+        ripe = [key for key, at in self._listed.items() if drained is not None and at <= drained]
+        if ripe:
+            log.info("%d results were found in the bucket without a message.", len(ripe))
+            self._record(store, {key: found[key] for key in ripe})
+            self._listed = {key: at for key, at in self._listed.items() if key not in ripe}
 
     def _record(
         self, store: ResultsStore, results: dict[AttemptKey, ResultObject]
@@ -165,8 +212,15 @@ class RemoteResults:
         missing: set[AttemptKey] = set()
         for part in _parts(list(results)):
             keys: Sequence[AttemptKey] = part
-            attempts = transact(self._engine, lambda c, keys=keys: attempts_named(c, keys))
-            read = self._readers.map(lambda a: (a, self._read(store, a, results[a.key])), attempts)
+            attempts = transact(self._engine, attempts_named, keys)
+            calls = self._calls_of([attempt.key for attempt in attempts])
+            read = self._readers.map(
+                lambda a, calls=calls: (
+                    a,
+                    self._read(store, a, results[a.key], calls.get(a.key, NO_CALLS)),
+                ),
+                attempts,
+            )
             completions: list[Completion] = []
             for attempt, completion in read:
                 if completion is None:
@@ -176,8 +230,20 @@ class RemoteResults:
             self._commit(completions)
         return missing
 
+    def _calls_of(self, keys: Sequence[AttemptKey]) -> dict[AttemptKey, RemoteCalls]:
+        """Return the calls that gateways recorded for these attempts."""
+        frames = transact(self._engine, read_frames, keys)
+        return {
+            key: read_remote_calls(list(own), self._payloads)
+            for key, own in groupby(frames, lambda frame: frame.key)
+        }
+
     def _read(
-        self, store: ResultsStore, attempt: RemoteAttempt, result: ResultObject
+        self,
+        store: ResultsStore,
+        attempt: RemoteAttempt,
+        result: ResultObject,
+        recorded: RemoteCalls,
     ) -> Completion | None:
         elapsed_s = 0.0
         if attempt.started_at is not None:
@@ -186,18 +252,22 @@ class RemoteResults:
             body = store.get(result)
         except ResultTooLarge as error:
             why = f"The result has {error}; at most {MAX_RESULT_BYTES} are read."
-            return refused(attempt, why, code="result_too_large", elapsed_s=elapsed_s)
+            return refused(
+                attempt, why, code="result_too_large", elapsed_s=elapsed_s, recorded=recorded
+            )
         if body is None:
             return None
-        completion = outcome_of(attempt, body, elapsed_s=elapsed_s, redact=self._redactor.data)
-        if len(completion.body) > self._settings.payloads.inline_max_bytes:
+        completion = outcome_of(
+            attempt, body, elapsed_s=elapsed_s, redact=self._redactor.data, recorded=recorded
+        )
+        if len(completion.body) + len(completion.tokens) > self._settings.payloads.inline_max_bytes:
             return check_out(completion, self._payloads)
         return completion
 
     def _commit(self, completions: Sequence[Completion]) -> None:
         if not completions:
             return
-        report = transact(self._engine, lambda c: record_outcomes(c, completions))
+        report = transact(self._engine, record_outcomes, completions)
         for sentence in report.paused:
             log.warning("%s", sentence)
 

@@ -48,10 +48,7 @@ class SessionStopper:
     def step(self) -> None:
         """Stop sessions whose outcome is known; wait where there are none."""
         runs = self._settings.dispatch.runs
-        sessions = transact(
-            self._engine,
-            lambda c: take_stoppable(c, runs=runs, most=_AT_ONCE, late_s=_LATE_S),
-        )
+        sessions = transact(self._engine, take_stoppable, runs=runs, most=_AT_ONCE, late_s=_LATE_S)
         if not sessions:
             time.sleep(_IDLE_S)
             return

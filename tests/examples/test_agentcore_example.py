@@ -12,13 +12,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import strands.models
 from fixtures.agentcore_apps import SESSION, TRAINING, Recorder, Served, own_logging
 from fixtures.scripted_model import call_tool, scripted_model
 from starlette.testclient import TestClient
 
 import workers.agentcore
-from workers.agentcore import StrandsAgentCoreRLApp
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "strands_math_agent"
@@ -127,9 +125,9 @@ def toolkit(monkeypatch):
 def test_the_documents_agent_runs_as_it_is_written(model, toolkit, monkeypatch):
     def hosted(model_id):
         assert model_id.startswith("us.anthropic.")
-        return StrandsAgentCoreRLApp().create_openai_compatible_model()
+        return workers.agentcore.StrandsAgentCoreRLApp().create_openai_compatible_model()
 
-    monkeypatch.setattr(strands.models, "BedrockModel", hosted)
+    monkeypatch.setattr("strands.models.BedrockModel", hosted)
     names = {"__name__": "snippet"}
     exec(compile(BASIC, "basic_app", "exec"), names)
     with TestClient(names["app"]) as client:  # pyright: ignore

@@ -36,6 +36,7 @@ def redacted_log() -> Iterator[io.StringIO]:
 
 def test_a_gateway_key_is_gone_although_no_setting_holds_it(redacted_log):
     content = GatewayKey(
+        group_id=uuid4(),
         run_id=uuid4(),
         run="r",
         rollout_id=uuid4(),

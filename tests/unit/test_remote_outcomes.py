@@ -158,6 +158,22 @@ def test_a_payload_has_the_prompt_its_columns_and_the_sections_of_its_style(styl
         assert payload["_rollout"]["base_url"] == "http://m/v1"
 
 
+@pytest.mark.parametrize("style", ["training", "both"])
+def test_a_training_section_that_stands_alone_names_the_gateway(style):
+    named = {"base_url": "http://gateway/v1", "api_key": "rpk-a.0", "model_id": "m"}
+    payload = payload_of(
+        TARGET.model_copy(update={"payload_style": style}),
+        run="math",
+        group_no=7,
+        session_id="s" * 33,
+        prompt={"content": "2+2?"},
+        model=named,
+    )
+    carriers = [name for name in ("_training", "_rollout") if "api_key" in payload.get(name, ())]
+    assert carriers == ["_training" if style == "training" else "_rollout"]
+    assert named.items() <= payload[carriers[0]].items()
+
+
 def test_a_gateway_key_in_a_result_reaches_neither_error_nor_trajectory():
     key = "rpk-eyJydW4iOiJtYXRoIn0.0123456789abcdef"
     result = {

@@ -132,8 +132,8 @@ class AgentCoreRLApp(BedrockAgentCoreApp):
         destination: Destination | None,
     ) -> None:
         payload = arguments[0] if isinstance(arguments[0], Mapping) else {}
-        rollout = payload.get("_rollout")
-        enter_rollout(rollout if isinstance(rollout, Mapping) else None)
+        sections = (payload.get("_training"), payload.get("_rollout"))
+        enter_rollout({k: v for s in sections if isinstance(s, Mapping) for k, v in s.items()})
         returned: Any = None
         try:
             returned = await self._call(function, arguments)

@@ -13,11 +13,11 @@ from typing import Any
 _rollout: ContextVar[Mapping[str, Any] | None] = ContextVar("rollout", default=None)
 
 
-def enter_rollout(config: Mapping[str, Any] | None) -> None:
-    """Set the `_rollout` of the invocation that this context serves."""
+def enter_rollout(config: Mapping[str, Any]) -> None:
+    """Set the fields of `_rollout`, and of `_training` before it, that this context serves."""
     _rollout.set(config)
 
 
 def rollout_config() -> Mapping[str, Any]:
-    """Return the `_rollout` of the invocation at hand; empty outside of one."""
+    """Return the fields of the invocation at hand; empty outside of one."""
     return _rollout.get() or {}

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pipeline.redaction import Redactor
 from workers.agentcore.destination import Destination
 
 _REDACTED = "***"
@@ -53,6 +55,8 @@ def error_bytes(
         payload: The invocation's.
         partial: What the entrypoint returned, if the error lies in that.
     """
+    # Errors quote requests and environments; a good result holds what the agent means to say.
+    redact = Redactor.of_environment(os.environ, _keys_in(payload)).data
     stored: dict[str, Any] = {
         "status_code": 500,
         "stop_reason": _text_of(error),
@@ -65,10 +69,10 @@ def error_bytes(
     shared = _shared_fields(destination, payload)
     if turns is not None:
         try:
-            return _encode(stored | {"rollout_data": turns} | shared)
+            return redact(_encode(stored | {"rollout_data": turns} | shared))
         except ResultShapeError:
             stored["rollout_data_lost"] = "it could not be written as JSON"
-    return _encode(stored | shared)
+    return redact(_encode(stored | shared))
 
 
 def _shared_fields(destination: Destination, payload: Mapping[str, Any]) -> dict[str, Any]:
@@ -89,6 +93,18 @@ def _redacted(value: Any) -> Any:
     if isinstance(value, list):
         return [_redacted(each) for each in value]
     return value
+
+
+def _keys_in(value: Any) -> Iterator[str]:
+    """Yield the API keys of a payload, wherever in it they are."""
+    if isinstance(value, Mapping):
+        for name, each in value.items():
+            if name == "api_key" and isinstance(each, str):
+                yield each
+            yield from _keys_in(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _keys_in(each)
 
 
 def _encode(document: Mapping[str, Any]) -> bytes:

@@ -6,8 +6,6 @@ import pytest
 from fixtures.agentcore_apps import ROLLOUT, served
 from fixtures.scripted_model import call_tool, scripted_model
 
-agents = pytest.importorskip("agents", reason="the extra openai-agents is not installed")
-
 
 def policy(messages):
     if messages[-1]["role"] == "tool":
@@ -16,6 +14,7 @@ def policy(messages):
 
 
 def test_turns_of_the_openai_agents_sdk_are_collected():
+    agents = pytest.importorskip("agents", reason="the extra openai-agents is not installed")
     from workers.agentcore.frameworks.openai_agents.app import OpenAIAgentsRLApp
     from workers.agentcore.frameworks.openai_agents.rollout_collector import (
         OpenAIAgentsRolloutCollector,

@@ -13,6 +13,7 @@ from fixtures.agentcore_apps import GOOD, ROLLOUT, SESSION, TRAINING, served
 
 from pipeline.contract.result_keys import ResultObject, announced_results
 from workers.agentcore.app import AgentCoreRLApp
+from workers.agentcore.invocation import rollout_config
 
 
 def without(section: dict, name: str) -> dict:
@@ -223,6 +224,33 @@ def test_whatever_an_entrypoint_raises_becomes_an_error_rollout(error, is_async)
         assert len(it.saved.messages) == 1
         # The loop that all rollouts of the process share goes on.
         assert it.invoke({}).status_code == 200
+
+
+def test_an_error_is_saved_without_the_secrets_that_it_quotes(monkeypatch):
+    monkeypatch.setenv("TOOL_API_KEY", "sk-of-a-tool")
+    gateway_key, model_key = "rpk-abc.0123", "sk-of-the-model"
+
+    def fails(payload):
+        turns = [{"turn_id": 0, "sent": model_key}]
+        error = RuntimeError(f"refused: {gateway_key}, {model_key}, sk-of-a-tool")
+        error.rollout_data = turns  # pyright: ignore[reportAttributeAccessIssue]
+        raise error
+
+    with served(fails) as it:
+        assert it.invoke({"_rollout": {**ROLLOUT, "api_key": model_key}}).status_code == 200
+        it.wait()
+        (saved,) = it.saved.objects
+    assert json.loads(saved["Body"])["stop_reason"] == "refused: ***, ***, ***"
+    assert not any(key.encode() in saved["Body"] for key in (gateway_key, model_key, "sk-of-a"))
+
+
+def test_models_find_their_gateway_in_a_training_payload_alone():
+    def names(payload):
+        return {**GOOD, "found": dict(rollout_config())["base_url"]}
+
+    with served(names) as it:
+        training = {**TRAINING, "base_url": "http://gateway/v1", "api_key": "rpk-a.0"}
+        assert it.result({"_training": training})["found"] == "http://gateway/v1"
 
 
 def test_a_cancelled_rollout_leaves_an_error_result():

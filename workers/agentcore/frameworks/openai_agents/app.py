@@ -41,7 +41,7 @@ class OpenAIAgentsRLApp(AgentCoreRLApp):
                 "and model_id."
             )
         key = rollout.get("api_key") or os.environ.get("OPENAI_API_KEY") or _NO_KEY
-        # Nobody closes the client of an invocation, so each call closes its connection.
+        # No code closes the client of an invocation, so each call closes its connection.
         headers = {"Connection": "close"}
         client = AsyncOpenAI(base_url=base_url, api_key=key, default_headers=headers)
         return ChatCompletionsModel(model=name, openai_client=client)
