@@ -16,16 +16,23 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import StatementError
 
 from pipeline.contract.errors import PipelineError, QueueUnavailable, ServiceUnavailable
-from pipeline.contract.messages import MARKED_QUEUES, Completion, Heartbeat, Marker
+from pipeline.contract.messages import (
+    MARKED_QUEUES,
+    Completion,
+    Heartbeat,
+    JournalFrame,
+    Marker,
+)
 from pipeline.queue.completions import Delivery, OutcomeConsumer
 from pipeline.queue.frames import encode_completions
+from pipeline.queue.journal_frames import encode_frames
 from pipeline.queue.markers import MarkerSender
 from pipeline.service import process_id
 from pipeline.settings import Settings
-from pipeline.store.dead_letters import add_malformed, add_unknown
+from pipeline.store.dead_letters import add_late_frame, add_malformed, add_unknown
 from pipeline.store.engine import transact
 from pipeline.store.faults import Fault, fault_of, reason_of, sqlstate_of
-from pipeline.store.journals import add_frames
+from pipeline.store.journals import add_frames, late_frames
 from pipeline.store.leases import keep_alive
 from pipeline.store.outcomes import record_outcomes
 from pipeline.store.remote_sessions import hand_over
@@ -159,12 +166,10 @@ class Collector:
             if sqlstate_of(error) is None:
                 log.exception("A message cannot be taken in; it goes to the dead letters.")
             reason = f"The store refused it: {reason_of(error)}"
-            for frame in part.journal:
-                # Its calls are made again if the attempt is lost; nothing else depends on it.
-                log.warning("Calls of %s are not kept. %s", frame.label, reason)
         refused = Delivery(
             malformed=[("completion", reason, encode_completions([c])) for c in part.completions]
             + [("heartbeat", reason, b.model_dump_json().encode()) for b in part.heartbeats]
+            + [("journal", reason, encode_frames([frame])) for frame in part.journal]
         )
         return self._store(refused)
 
@@ -192,7 +197,7 @@ class Collector:
         # In a transaction of its own, because it takes no locks. First, so that what an attempt
         # recorded is there before its end, and not ignored.
         if delivery.journal:
-            transact(self._engine, lambda c: add_frames(c, delivery.journal))
+            transact(self._engine, _add_frames, delivery.journal)
         unwanted = transact(self._engine, lambda c: self._write(c, delivery))
         # In a transaction of its own, because it locks rollouts and groups again.
         if rescored := [c for c in delivery.completions if c.purpose == "rescore"]:
@@ -269,6 +274,17 @@ class Collector:
         started = time.monotonic()
         yield
         self._was_cut_off |= time.monotonic() - started > self._most_delay_s
+
+
+def _add_frames(connection: Connection, frames: list[JournalFrame]) -> None:
+    if add_frames(connection, frames) < len(frames):
+        for frame in late_frames(connection, frames):
+            reason = (
+                f"{frame.n_calls} calls of {frame.label} came after its outcome was recorded: its "
+                "trajectory lacks them, unless they came before it as well."
+            )
+            log.warning("%s", reason)
+            add_late_frame(connection, frame, reason, encode_frames([frame]))
 
 
 def _add_unknown(connection: Connection, unknown: list[Completion]) -> None:

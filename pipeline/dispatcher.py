@@ -86,10 +86,7 @@ class Dispatcher:
             requests = [request for batch in self._unpublished for request in batch.requests]
             log.warning("dispatcher hands back %d unpublished attempts.", len(requests))
             transact(
-                self._engine,
-                lambda connection: record_outcomes(
-                    connection, [_never_published(request) for request in requests]
-                ),
+                self._engine, record_outcomes, [_never_published(request) for request in requests]
             )
         self._listener.close()
         self._publisher.close()
@@ -110,10 +107,7 @@ class Dispatcher:
     def _renew(self, batch: _Batch) -> None:
         """Begin the unstarted leases anew; drop requests of attempts that started or ended."""
         keys = [request.key for request in batch.requests]
-        unstarted = transact(
-            self._engine,
-            lambda connection: renew_unstarted(connection, keys, lease_s=self._unstarted_lease_s),
-        )
+        unstarted = transact(self._engine, renew_unstarted, keys, lease_s=self._unstarted_lease_s)
         batch.requests = [request for request in batch.requests if request.key in unstarted]
         batch.claimed_at = time.monotonic()
 
@@ -121,7 +115,7 @@ class Dispatcher:
         """Fail rollouts whose request is too large: published again, it would delay all others."""
         log.warning("%d requests are too large for the broker; they failed.", len(too_large))
         failures = [_too_large(request) for request in too_large]
-        transact(self._engine, lambda connection: record_outcomes(connection, failures))
+        transact(self._engine, record_outcomes, failures)
 
     def _claim(self, connection: Connection) -> list[_Batch]:
         wait_to_claim(connection)

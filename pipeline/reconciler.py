@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from kombu import Connection as BrokerConnection
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, Engine
 
 from pipeline.contract.errors import ErrorClass, QueueUnavailable, ServiceUnavailable
 from pipeline.contract.messages import AttemptKey, Completion, ErrorRecord
@@ -24,7 +24,7 @@ from pipeline.queue.journal_frames import inline_bytes_of, journal_folder, trave
 from pipeline.queue.payloads import PayloadStore
 from pipeline.retry import HELD_NO_MORE, NEVER_HELD
 from pipeline.settings import Settings
-from pipeline.store.engine import transact
+from pipeline.store.engine import store_time, transact
 from pipeline.store.group_policy import end_overdue_groups
 from pipeline.store.journals import delete_journals, ended_journals
 from pipeline.store.leases import SilentAttempt, queues_in_flight, silent_attempts
@@ -99,7 +99,7 @@ class Reconciler:
 
     def _delete_journals(self) -> None:
         """Delete the journals of rollouts that have ended: objects first, then rows."""
-        ended = transact(self._engine, lambda c: ended_journals(c, most=_MOST_JOURNALS))
+        ended = transact(self._engine, ended_journals, most=_MOST_JOURNALS)
         inline_bytes = inline_bytes_of(self._settings) if ended else 0
         try:
             for each in ended:
@@ -112,7 +112,7 @@ class Reconciler:
             return
         if ended:
             ids = [each.rollout_id for each in ended]
-            transact(self._engine, lambda c: delete_journals(c, ids))
+            transact(self._engine, delete_journals, ids)
 
     def _give_up_silent(self) -> OutcomeReport:
         silent = transact(self._engine, self._find_silent)
@@ -151,7 +151,7 @@ class Reconciler:
         A watermark that stands still may mean that the broker accepts no messages. Requests are
         then still on their way, and an empty queue proves nothing.
         """
-        now = connection.execute(text("SELECT now()")).scalar_one()
+        now = store_time(connection)
         if (now - watermark).total_seconds() > self._most_watermark_age_s():
             self._departures = Departures()
             return

@@ -1,17 +1,20 @@
 """Dead letters tried again: rollouts are queued, completions recorded, groups made ready.
 
-Used by `rollout dlq requeue`; the caller commits.
+Used by `rollout dlq requeue`.
 """
 
 from __future__ import annotations
 
-from sqlalchemy import Connection
+from collections.abc import Sequence
 
-from pipeline.contract.errors import MalformedMessage, NotAllowed
+from sqlalchemy import Connection, Engine
+
+from pipeline.contract.errors import MalformedMessage, NotAllowed, PipelineError
 from pipeline.contract.rollout import RolloutState
 from pipeline.queue.frames import decode_completions
 from pipeline.store.dead_letters import DeadLetter, get_dead_letter, mark_redriven
 from pipeline.store.dropped_groups import restore_group
+from pipeline.store.engine import transact
 from pipeline.store.inspection import find_group
 from pipeline.store.operations import retry_rollouts
 from pipeline.store.outcomes import record_outcomes
@@ -20,8 +23,26 @@ from pipeline.store.rollout_filter import RolloutFilter
 from pipeline.store.runs import get_run
 
 
+def redrive_all(engine: Engine, letters: Sequence[DeadLetter]) -> list[str]:
+    """Try dead letters again, each in its own transaction; return their results in words.
+
+    Raises:
+        PipelineError: There is one letter, and it was not tried; of several letters such an error
+            is a result.
+    """
+    results: list[str] = []
+    for letter in letters:
+        try:
+            results.append(transact(engine, redrive, letter.dead_letter_id))
+        except PipelineError as error:
+            if len(letters) == 1:
+                raise
+            results.append(f"not this time: {error}")
+    return results
+
+
 def redrive(connection: Connection, dead_letter_id: int) -> str:
-    """Try a dead letter again and return the result in words.
+    """Try a dead letter again and return the result in words; the caller commits.
 
     Raises:
         MalformedMessage: The message still cannot be decoded.

@@ -13,7 +13,7 @@ from sqlalchemy import Engine
 
 from pipeline.contract.errors import ErrorClass, ProcessDied, ServiceUnavailable
 from pipeline.contract.journal import RESUMED_AFTER
-from pipeline.contract.messages import RolloutRequest
+from pipeline.contract.messages import AttemptKey, RolloutRequest
 from pipeline.queue.journal_frames import inline_bytes_of, with_journal
 from pipeline.queue.payloads import PayloadStore, open_payloads
 from pipeline.settings import Settings
@@ -43,10 +43,11 @@ class Replays:
 
     def attach(self, requests: Sequence[RolloutRequest]) -> list[RolloutRequest]:
         """Return the requests, those of later attempts with what earlier ones recorded."""
-        later = [request.rollout_id for request in requests if request.attempt_no > 1]
+        # A remote agent makes its calls through a gateway, which replays none.
+        later = [r.rollout_id for r in requests if r.attempt_no > 1 and r.agentcore is None]
         if not later:
             return list(requests)
-        earlier = transact(self._engine, lambda c: earlier_attempts(c, later))
+        earlier = transact(self._engine, earlier_attempts, later)
         return [
             self._with_journal(request, earlier.get(request.rollout_id, ())) for request in requests
         ]
@@ -59,7 +60,8 @@ class Replays:
             return request
 
         # One at a time: the journals of a whole batch may not fit into the memory.
-        frames = transact(self._engine, lambda c: read_frames(c, request.rollout_id, numbers))
+        keys: list[AttemptKey] = [(request.rollout_id, number) for number in numbers]
+        frames = transact(self._engine, read_frames, keys)
         self._payloads = self._payloads or open_payloads(self._settings)
         inline_bytes = inline_bytes_of(self._settings)
         try:

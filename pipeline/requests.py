@@ -14,7 +14,7 @@ from pipeline.contract.rollout import label_of
 from pipeline.contract.run import AttemptSpec
 from pipeline.queue.frames import encode_completions
 from pipeline.queue.payloads import PayloadStore
-from pipeline.store.rescore_requests import StoredTrajectory
+from pipeline.store.rescorable import StoredTrajectory
 from pipeline.store.rollouts import ClaimedAttempt
 from pipeline.store.runs import Run
 
@@ -48,6 +48,7 @@ def request_of(run: Run, attempt: ClaimedAttempt) -> RolloutRequest:
         policy=policy,
         weight=config.weight,
         lost_count=attempt.lost_count,
+        max_staleness=config.max_staleness,
     )
 
 

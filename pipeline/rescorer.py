@@ -60,7 +60,7 @@ class RescoreDispatcher:
             for queue in {each.queue for each in claimed}:
                 self._publish([each for each in claimed if each.queue == queue], queue)
         except QueueUnavailable:
-            transact(self._engine, lambda c: release_rescores(c, claimed))
+            transact(self._engine, release_rescores, claimed)
             raise
         return len(claimed)
 
@@ -83,9 +83,7 @@ class RescoreDispatcher:
             if request.task_id in too_large
         ]
         if refused:
-            transact(
-                self._engine, lambda c: fail_rescores(c, refused, reason="its prompt is too large")
-            )
+            transact(self._engine, fail_rescores, refused, reason="its prompt is too large")
 
     @cached_property
     def _inline_bytes(self) -> int:

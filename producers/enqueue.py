@@ -80,11 +80,9 @@ def enqueue(
 
     stored, added = transact(engine, begin)
     for rows in chunks:
-        added += transact(
-            engine, lambda connection, rows=rows: add_prompts(connection, stored, source, rows)
-        )
-    transact(engine, lambda connection: seal_run(connection, stored))
-    total = transact(engine, lambda connection: count_prompts(connection, stored))
+        added += transact(engine, add_prompts, stored, source, rows)
+    transact(engine, seal_run, stored)
+    total = transact(engine, count_prompts, stored)
     return EnqueueReport(
         stored, prompts=total, rollouts=total * config.rollouts_per_prompt, added=added
     )

@@ -44,7 +44,7 @@ class WaitQueue:
 
     @property
     def unreserved(self) -> int:
-        """Count the callers for which no slot is reserved."""
+        """The number of callers for which no slot is reserved."""
         return max(0, len(self.waiters) - len(self.slots))
 
     def estimates(self, limit: int) -> tuple[int, ...]:

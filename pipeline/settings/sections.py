@@ -1,6 +1,7 @@
 """The sections of the settings; every field has a default, a unit and one sentence.
 
-`pipeline.settings.Settings` combines them. Must not read files or the environment.
+Those about servers stand in `servers.py`. `pipeline.settings.Settings` combines all of them. Must
+not read files or the environment.
 """
 
 from __future__ import annotations
@@ -10,9 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     SecretStr,
     field_validator,
@@ -23,6 +22,12 @@ from pydantic_settings import NoDecode
 from pipeline.contract.agentcore import PayloadStyle
 from pipeline.contract.base_urls import base_url_of
 from pipeline.contract.run import check_queue
+from pipeline.settings.servers import AwsSettings as AwsSettings
+from pipeline.settings.servers import BrokerSettings as BrokerSettings
+from pipeline.settings.servers import DatabaseSettings as DatabaseSettings
+from pipeline.settings.servers import LimitsRedisSettings as LimitsRedisSettings
+from pipeline.settings.servers import PayloadSettings as PayloadSettings
+from pipeline.settings.servers import Section, revealed
 
 
 def _split(value: Any) -> Any:
@@ -41,86 +46,7 @@ Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 SecretUrls = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_split)]
 
 
-class _Section(BaseModel):
-    # A traceback would show the input, and so the password of a URL.
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
-
-
-class DatabaseSettings(_Section):
-    """Where the trajectory store is."""
-
-    url: SecretStr | None = Field(
-        default=None, description="PostgreSQL URL; None: a private server under the data directory."
-    )
-    pool_size: int = Field(default=5, ge=1, description="Connections kept open per process.")
-    connect_timeout_s: float = Field(default=10, gt=0, description="Longest wait for a connection.")
-    network_timeout_s: float = Field(
-        default=20,
-        ge=2,
-        description="Silence of the network after which a connection is given up.",
-    )
-
-
-class BrokerSettings(_Section):
-    """Where messages travel."""
-
-    url: SecretStr | None = Field(
-        default=None,
-        description="redis://, amqp:// or sqs:// URL; None: a private Redis under the data "
-        "directory.",
-    )
-    prefix: str = Field(
-        default="", description="Put before every queue name; separates deployments."
-    )
-    signing_key: SecretStr | None = Field(
-        default=None,
-        description="Shared by all processes, which refuse messages not signed with it; None: "
-        "no signatures.",
-    )
-    tls_ca_file: Path | None = Field(
-        default=None,
-        description="CA certificates for a broker on TLS (rediss://, amqps://); None: the "
-        "system's.",
-    )
-    tls_cert_file: Path | None = Field(
-        default=None, description="Client certificate, where the broker asks for one."
-    )
-    tls_key_file: Path | None = Field(default=None, description="Key of the client certificate.")
-    connect_timeout_s: float = Field(default=5, gt=0, description="Longest wait for a connection.")
-    network_timeout_s: float = Field(
-        default=20,
-        ge=2,
-        description="Silence of the network after which a connection is given up.",
-    )
-
-    def tls_files(self, *, ca: str, cert: str, key: str) -> dict[str, str]:
-        """Return the paths that are set, under the names that a client uses."""
-        files = {ca: self.tls_ca_file, cert: self.tls_cert_file, key: self.tls_key_file}
-        return {name: str(path) for name, path in files.items() if path is not None}
-
-
-class AwsSettings(_Section):
-    """Endpoints of SQS and S3; credentials come from the usual AWS places."""
-
-    region: str = Field(default="us-east-1", description="AWS region.")
-    endpoint_url: SecretStr | None = Field(
-        default=None, description="Endpoint of all AWS services."
-    )
-    sqs_endpoint_url: SecretStr | None = Field(default=None, description="Endpoint of SQS alone.")
-    s3_endpoint_url: SecretStr | None = Field(default=None, description="Endpoint of S3 alone.")
-
-    @property
-    def sqs_endpoint(self) -> str | None:
-        """The URL of SQS; None: that of AWS."""
-        return _revealed(self.sqs_endpoint_url or self.endpoint_url)
-
-    @property
-    def s3_endpoint(self) -> str | None:
-        """The URL of S3; None: that of AWS."""
-        return _revealed(self.s3_endpoint_url or self.endpoint_url)
-
-
-class DispatchSettings(_Section):
+class DispatchSettings(Section):
     """How rollouts are dispatched to the broker."""
 
     max_in_flight: int = Field(
@@ -141,7 +67,7 @@ class DispatchSettings(_Section):
     )
 
 
-class LeaseSettings(_Section):
+class LeaseSettings(Section):
     """How a lost worker is detected."""
 
     heartbeat_s: float = Field(
@@ -163,7 +89,7 @@ class LeaseSettings(_Section):
     )
 
 
-class CollectorSettings(_Section):
+class CollectorSettings(Section):
     """How completions are recorded."""
 
     batch_size: int = Field(
@@ -174,7 +100,7 @@ class CollectorSettings(_Section):
     )
 
 
-class JournalSettings(_Section):
+class JournalSettings(Section):
     """Model calls that are kept while an attempt runs; the next attempt replays them."""
 
     after_s: float = Field(
@@ -190,29 +116,7 @@ class JournalSettings(_Section):
     )
 
 
-class PayloadSettings(_Section):
-    """Where trajectories travel from worker to collector."""
-
-    mode: Literal["inline", "object"] = Field(
-        default="inline",
-        description="`object`: always through the object store, before the message.",
-    )
-    url: SecretStr | None = Field(
-        default=None,
-        description="file:///… or s3://bucket/prefix; None: a folder of the data directory.",
-    )
-    inline_max_bytes: int = Field(
-        default=256 * 1024, ge=0, description="Larger bodies go to the object store."
-    )
-    connect_timeout_s: float = Field(
-        default=5, gt=0, description="Longest wait for a connection to S3."
-    )
-    network_timeout_s: float = Field(
-        default=20, gt=0, description="Longest wait for data of S3; each call is tried three times."
-    )
-
-
-class LlmSettings(_Section):
+class LlmSettings(Section):
     """The model endpoint workers use where a run names none."""
 
     base_url: Annotated[
@@ -253,20 +157,10 @@ class LlmSettings(_Section):
     @property
     def anthropic_url(self) -> str | None:
         """The URL of `anthropic_base_url`, with its credentials."""
-        return _revealed(self.anthropic_base_url)
+        return revealed(self.anthropic_base_url)
 
 
-class LimitsRedisSettings(_Section):
-    """The Redis that holds limits on model calls; `rollout limits set` sets them."""
-
-    redis_url: SecretStr | None = Field(
-        default=None,
-        description="Redis that all workers reach; None: the broker where that is Redis, else "
-        "calls are unlimited and only pause after 429s.",
-    )
-
-
-class AgentCoreSettings(_Section):
+class AgentCoreSettings(Section):
     """Runs whose attempts are sessions of an agent on AgentCore, or of a container."""
 
     results_bucket: str | None = Field(
@@ -292,17 +186,17 @@ class AgentCoreSettings(_Section):
         description="Which of `_training` (needs the queue) and `_rollout` a payload carries.",
     )
     gateway_url: SecretStr | None = Field(
-        default=None, description="Gateway of sessions (with /v1); `_rollout` carries it and a key."
+        default=None, description="Gateway of sessions (with /v1); for workers and controller."
     )
 
 
-class McpServerSettings(_Section):
+class McpServerSettings(Section):
     """An MCP server: a command that the worker starts, or the URL of one that is running."""
 
     command: str | None = None
     args: tuple[str, ...] = ()
     url: SecretStr | None = None
-    env: dict[str, SecretStr] = {}
+    env: dict[str, SecretStr] = Field(default={})
     cwd: Path | None = None
     name_prefix: str = ""
     call_timeout_s: float = Field(default=60.0, gt=0)
@@ -316,10 +210,10 @@ class McpServerSettings(_Section):
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of `workers.tools.mcp_tools.mcp_tools`."""
         env = {name: value.get_secret_value() for name, value in self.env.items()}
-        return self.model_dump(exclude={"env", "url"}) | {"env": env, "url": _revealed(self.url)}
+        return self.model_dump(exclude={"env", "url"}) | {"env": env, "url": revealed(self.url)}
 
 
-class WorkerSettings(_Section):
+class WorkerSettings(Section):
     """The worker process."""
 
     concurrency: int = Field(default=100, ge=1, description="Attempts run at once.")
@@ -367,7 +261,7 @@ class WorkerSettings(_Section):
         return tuple(url.get_secret_value() for url in self.allowed_base_urls)
 
 
-class GatewaySettings(_Section):
+class GatewaySettings(Section):
     """The gateway: model calls of agents that bring a client of their own."""
 
     max_body_bytes: int = Field(
@@ -383,7 +277,7 @@ class GatewaySettings(_Section):
     )
 
 
-class FlowerSettings(_Section):
+class FlowerSettings(Section):
     """The Flower dashboard."""
 
     host: str = Field(default="127.0.0.1", description="Address to listen on.")
@@ -394,7 +288,3 @@ class FlowerSettings(_Section):
     password: SecretStr | None = Field(
         default=None, description="Password; None: a new one is made and printed."
     )
-
-
-def _revealed(url: SecretStr | None) -> str | None:
-    return url.get_secret_value() if url else None

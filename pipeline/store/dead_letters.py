@@ -14,7 +14,7 @@ from uuid import UUID
 from sqlalchemy import Connection, text
 
 from pipeline.contract.errors import NotFound
-from pipeline.contract.messages import Completion, storable
+from pipeline.contract.messages import Completion, JournalFrame, storable
 
 _ADD = text("""
 INSERT INTO dead_letters (kind, run_id, rollout_id, label, reason, body)
@@ -64,6 +64,13 @@ def add_unknown(connection: Connection, completions: Sequence[tuple[Completion, 
         )
 
 
+def add_late_frame(connection: Connection, frame: JournalFrame, reason: str, raw: bytes) -> None:
+    """Keep calls of a remote attempt that came after its outcome."""
+    about = {"kind": "journal", "run_id": frame.run_id, "rollout_id": frame.rollout_id}
+    kept = {"label": storable(frame.label), "reason": reason, "body": raw[:MAX_KEPT_BYTES]}
+    connection.execute(_ADD, about | kept)
+
+
 _SELECT = """
 SELECT d.dead_letter_id, d.kind, runs.slug AS run, d.rollout_id, d.label, d.reason,
        coalesce(length(d.body), 0) AS body_bytes, d.first_seen_at, d.redriven_at {body}
@@ -104,7 +111,7 @@ def list_dead_letters(
 
     Args:
         connection: An open transaction.
-        kind: `rollout`, `group`, `completion` or `heartbeat`; None: all.
+        kind: `rollout`, `group`, `completion`, `heartbeat`, `journal`, …; None: all.
         run_id: Of one run only.
         redriven: Also those that were requeued already.
         limit: At most so many.

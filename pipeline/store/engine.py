@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from datetime import datetime
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import psycopg
 from psycopg.types.array import ListBinaryDumper
@@ -29,12 +30,16 @@ RESCORED_CHANNEL = "rollout_rescored"
 
 _DISK_FULL = "53100"
 _READ_ONLY = "25006"
+#: Attempts of one transaction.
+_TRIES = 3
 
 #: Execution option of statements that return bodies: sent as bytes, not as hexadecimal digits.
 BINARY = "binary_results"
 
 _NOTIFY = text("SELECT pg_notify(:channel, :payload)")
+_NOW = text("SELECT now()")
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -94,8 +99,15 @@ def _choose_format(
         cursor.format = psycopg.pq.Format.BINARY
 
 
-def transact(engine: Engine, work: Callable[[Connection], T], *, tries: int = 3) -> T:
-    """Run `work` in one transaction; repeat it after a conflict or a dropped connection.
+def transact(
+    engine: Engine,
+    work: Callable[Concatenate[Connection, P], T],
+    *args: P.args,
+    **kwargs: P.kwargs,
+) -> T:
+    """Call `work(connection, *args, **kwargs)` in one transaction.
+
+    The call is repeated after a conflict or a dropped connection.
 
     Raises:
         StoreUnavailable: Postgres did not answer, or other transactions were in the way every time.
@@ -103,10 +115,10 @@ def transact(engine: Engine, work: Callable[[Connection], T], *, tries: int = 3)
             guarded, so repeating them is harmless.
         StoreRejected: Postgres refuses the data; nothing was committed.
     """
-    for attempt in range(1, tries + 1):
+    for attempt in range(1, _TRIES + 1):
         try:
             with engine.begin() as connection:
-                return work(connection)
+                return work(connection, *args, **kwargs)
         except (DBAPIError, psycopg.Error) as error:  # COPY's errors come as psycopg's own
             fault = fault_of(error)
             is_dropped = isinstance(error, DBAPIError) and error.connection_invalidated
@@ -114,7 +126,7 @@ def transact(engine: Engine, work: Callable[[Connection], T], *, tries: int = 3)
                 # After a failover all connections are to the old primary: make new ones.
                 engine.dispose()
                 is_dropped = True
-            if attempt < tries and (fault is Fault.CONFLICT or is_dropped):
+            if attempt < _TRIES and (fault is Fault.CONFLICT or is_dropped):
                 time.sleep(0.02 * attempt)
                 continue
             if fault in (Fault.SCHEMA, Fault.OTHER):
@@ -203,6 +215,11 @@ class Listener:
         for channel in self._channels:
             connection.execute(f"LISTEN {channel}".encode())
         return connection
+
+
+def store_time(connection: Connection) -> datetime:
+    """Return the time at which this transaction began, by the clock of Postgres."""
+    return connection.execute(_NOW).scalar_one()
 
 
 def notify(connection: Connection, channel: str, payload: str = "") -> None:

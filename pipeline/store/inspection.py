@@ -13,7 +13,7 @@ from sqlalchemy import Connection, TextClause, text
 
 from pipeline.contract.errors import NotFound
 from pipeline.contract.messages import AttemptKey
-from pipeline.contract.rollout import group_label_of, label_of
+from pipeline.contract.rollout import group_label_of, label_of, rollout_label_of
 from pipeline.store.engine import BINARY
 from pipeline.store.runs import Run, find_run
 
@@ -151,27 +151,18 @@ def read_group(connection: Connection, group_id: UUID) -> dict[str, Any]:
         "state": row.state,
         "drop_reason": row.drop_reason,
         "n": row.n_target,
-        "n_min": row.n_min,
-        "n_succeeded": row.n_succeeded,
-        "n_failed": row.n_failed,
-        "n_cancelled": row.n_cancelled,
-        "reward_mean": row.reward_mean,
-        "reward_std": row.reward_std,
-        "min_version": row.min_version,
+        **_columns(row, "n_min", "n_succeeded", "n_failed", "n_cancelled"),
+        **_columns(row, "reward_mean", "reward_std", "min_version"),
         "ready_at": _time(row.ready_at),
         "source": {"dataset": row.dataset, "split": row.split, "row": row.row_no},
         "prompt": row.payload,
         "rollouts": [
             {
                 "rollout_id": str(each.rollout_id),
-                "label": label_of(
-                    row.slug, row.group_no, each.rollout_index, each.attempt_no
-                ).rpartition("-a")[0],
+                "label": rollout_label_of(row.slug, row.group_no, each.rollout_index),
                 "state": each.state,
                 "attempts": each.attempt_no,
-                "reward": each.reward,
-                "stop_reason": each.stop_reason,
-                "error_class": each.error_class,
+                **_columns(each, "reward", "stop_reason", "error_class"),
             }
             for each in rollouts
         ],
@@ -188,14 +179,10 @@ def read_rollout(connection: Connection, rollout_id: UUID) -> dict[str, Any]:
     attempts = connection.execute(_ATTEMPTS, {"rollout_id": rollout_id}).all()
     return {
         "rollout_id": str(row.rollout_id),
-        "label": label_of(row.slug, row.group_no, row.rollout_index, 1).rpartition("-a")[0],
+        "label": rollout_label_of(row.slug, row.group_no, row.rollout_index),
         "run": row.slug,
         "group_id": str(row.group_id),
-        "state": row.state,
-        "reward": row.reward,
-        "stop_reason": row.stop_reason,
-        "error_class": row.error_class,
-        "attempts_used": row.attempts_used,
+        **_columns(row, "state", "reward", "stop_reason", "error_class", "attempts_used"),
         "lost": row.lost_count,
         "died": row.died_count,
         "winner_attempt_no": row.winner_attempt_no,
@@ -299,6 +286,10 @@ def _attempt(row: Any) -> dict[str, Any]:
         if has_body
         else None,
     }
+
+
+def _columns(row: Any, *names: str) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in names}
 
 
 def _time(at: Any) -> str | None:

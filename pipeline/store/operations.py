@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, Engine, text
 
 from pipeline.contract.rollout import RolloutState, RunState
-from pipeline.store.engine import READY_CHANNEL, WORK_CHANNEL, notify
+from pipeline.store.engine import READY_CHANNEL, WORK_CHANNEL, notify, transact
 from pipeline.store.groups import add_to_counters, close_groups
 from pipeline.store.journals import delete_journals
 from pipeline.store.rollout_filter import RolloutFilter
@@ -139,6 +139,14 @@ def begin_cancel(connection: Connection, run: Run, *, reason: str | None = None)
         set_run_state(connection, current, RunState.CANCELLED, reason=reason)
 
 
+def cancel_all(engine: Engine, run: Run, *, groups: Sequence[UUID] | None = None) -> int:
+    """Cancel the rollouts of a run, or of some groups, in several transactions; return how many."""
+    cancelled = 0
+    while n := transact(engine, cancel_rollouts, run, groups=groups):
+        cancelled += n
+    return cancelled
+
+
 def cancel_rollouts(
     connection: Connection,
     run: Run,
@@ -150,7 +158,7 @@ def cancel_rollouts(
 
     Without `groups` they are those of the whole run.
 
-    The caller repeats it, each time in a transaction of its own, until it returns 0. The collector
+    `cancel_all` repeats it until it returns 0. The collector
     tells the workers to stop when it gets their next heartbeat.
     """
     rows: Sequence[Any] = ()

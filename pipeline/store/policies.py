@@ -1,7 +1,7 @@
 """The published policies of runs: version, endpoints and mode, in the order of their publication.
 
 Used by the trainer client and `rollout policy`; the dispatcher reads the current one with its run.
-Must not: tell workers; the dispatcher does.
+Must not: notify workers; the dispatcher does.
 """
 
 from __future__ import annotations

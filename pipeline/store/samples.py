@@ -1,7 +1,7 @@
 """A few rollouts or groups of a run for reading, in the order of the groups.
 
-Used by `rollout samples` and `rollout show run`. Reads only. The number of rows read depends on the
-limit and the condition, not on the size of the run.
+Used by `rollout samples`, `show run` and `demo`. Reads only. The samples and groups that are read
+depend on the limit and the condition, not on the size of the run.
 """
 
 from __future__ import annotations
@@ -63,6 +63,11 @@ FROM groups g JOIN prompts p USING (prompt_id)
 WHERE g.run_id = :run_id ORDER BY g.group_no LIMIT :limit
 """)
 
+_CORRECT = text("""
+SELECT count(*), count(*) FILTER (WHERE reward >= 1)
+FROM rollouts WHERE run_id = :run_id GROUP BY group_id
+""")
+
 
 def read_samples(
     connection: Connection, run: Run, where: RolloutFilter, *, limit: int
@@ -77,3 +82,9 @@ def list_groups(connection: Connection, run: Run, *, limit: int) -> list[dict[st
     """Return the first groups of a run as plain data."""
     values = {"run_id": run.run_id, "slug": run.slug, "limit": limit}
     return [dict(row) for row in connection.execute(_GROUPS, values).mappings()]
+
+
+def count_correct(connection: Connection, run: Run) -> list[tuple[int, int]]:
+    """Return for each group its rollouts, and how many of them have a reward of 1 or more."""
+    rows = connection.execute(_CORRECT, {"run_id": run.run_id})
+    return [(n, n_correct) for n, n_correct in rows]

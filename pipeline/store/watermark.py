@@ -192,3 +192,8 @@ def remove_collectors(connection: Connection, collector_ids: Sequence[str]) -> N
 def read_watermark(connection: Connection) -> datetime | None:
     """Return the time before which all messages of workers were committed; None while unknown."""
     return connection.execute(_WATERMARK).scalar_one()
+
+
+def read_time(connection: Connection) -> datetime:
+    """Return the time of the database, which the watermark is compared with."""
+    return connection.execute(text("SELECT clock_timestamp()")).scalar_one()

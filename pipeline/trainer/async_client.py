@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import partial, wraps
 from types import TracebackType
-from typing import Any, NamedTuple, Self, TypeVar
-from uuid import UUID
+from typing import Any, Concatenate, NamedTuple, ParamSpec, Self, TypeVar
 
 from pipeline.contract.errors import PipelineError
-from pipeline.contract.policy import PolicyMode
 from pipeline.contract.train_batch import (
     BatchSpec,
     Later,
     NotReady,
-    PipelineStats,
     ResumeInfo,
     VersionOfStep,
     no_version,
@@ -38,6 +35,7 @@ _RENEWALS = 3
 #: Longest wait of the listening thread, and so of `close`.
 _LISTEN_S = 1.0
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -53,6 +51,18 @@ class _Prefetch(NamedTuple):
         """Whether the batch is there; an error that waiting does not mend counts as found."""
         task = self.pulling
         return task.done() and not task.cancelled() and not isinstance(task.exception(), NotReady)
+
+
+def _awaited(
+    method: Callable[Concatenate[TrainerClient, P], T],
+) -> Callable[Concatenate[AsyncTrainerClient, P], Coroutine[Any, Any, T]]:
+    """Return a method of the other client as one that is awaited."""
+
+    @wraps(method)
+    async def call(self: AsyncTrainerClient, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._do(method, self._client, *args, **kwargs)
+
+    return call
 
 
 class AsyncTrainerClient:
@@ -131,13 +141,11 @@ class AsyncTrainerClient:
         while True:
             left_s = deadline - loop.time()
             batch = await self._do(
-                partial(
-                    self._client.try_pull,
-                    step,
-                    spec,
-                    policy_version=policy_version,
-                    is_last_try=left_s <= 0,
-                )
+                self._client.try_pull,
+                step,
+                spec,
+                policy_version=policy_version,
+                is_last_try=left_s <= 0,
             )
             if batch is not None:
                 return batch
@@ -168,62 +176,23 @@ class AsyncTrainerClient:
             task.add_done_callback(_retrieve)
             self._prefetched[step] = _Prefetch(spec, policy_version, task)
 
-    async def commit(self, upto_step: int, *, checkpoint_uri: str | None = None) -> int:
-        """Consume all batches up to this step."""
-        return await self._do(lambda: self._client.commit(upto_step, checkpoint_uri=checkpoint_uri))
-
     async def abandon(self, step: int, *, reason: str) -> int:
         """Give back the groups of a step; a prefetch of it ends."""
         await self._forget([step])
-        return await self._do(lambda: self._client.abandon(step, reason=reason))
+        return await self._do(self._client.abandon, step, reason=reason)
 
     async def resume(self, *, committed_step: int | None, later: Later = "replay") -> ResumeInfo:
         """Return the next step after a restart from a checkpoint; prefetches end."""
         await self._forget(list(self._prefetched))
-        return await self._do(
-            lambda: self._client.resume(committed_step=committed_step, later=later)
-        )
+        return await self._do(self._client.resume, committed_step=committed_step, later=later)
 
-    async def publish_policy(
-        self,
-        version: int,
-        *,
-        endpoints: str | Sequence[str] | None = None,
-        uri: str | None = None,
-        mode: PolicyMode = "keep",
-    ) -> bool:
-        """Make this version of the weights the current one."""
-        return await self._do(
-            lambda: self._client.publish_policy(version, endpoints=endpoints, uri=uri, mode=mode)
-        )
-
-    async def enqueue(
-        self, prompts: Iterable[str | Mapping[str, Any]], *, idempotency_key: str
-    ) -> list[UUID]:
-        """Enqueue prompts in this run, all or none; return the ids of their groups, in order."""
-        return await self._do(
-            lambda: self._client.enqueue(prompts, idempotency_key=idempotency_key)
-        )
-
-    async def cancel(
-        self, group_ids: Iterable[UUID] | None = None, *, older_than_version: int | None = None
-    ) -> int:
-        """Cancel the rollouts of open groups that are not done; return how many."""
-        return await self._do(
-            lambda: self._client.cancel(group_ids, older_than_version=older_than_version)
-        )
-
-    async def renew(self) -> int:
-        """Renew the leases of all steps that this consumer holds."""
-        return await self._do(self._client.renew)
-
-    async def capacity(self) -> int:
-        """Return how many groups may be begun now."""
-        return await self._do(self._client.capacity)
-
-    async def stats(self, spec: BatchSpec | None = None) -> PipelineStats:
-        """Return the figures of the run and the reasons why it is not finished."""
-        return await self._do(lambda: self._client.stats(spec))
+    commit = _awaited(TrainerClient.commit)
+    publish_policy = _awaited(TrainerClient.publish_policy)
+    enqueue = _awaited(TrainerClient.enqueue)
+    cancel = _awaited(TrainerClient.cancel)
+    renew = _awaited(TrainerClient.renew)
+    capacity = _awaited(TrainerClient.capacity)
+    stats = _awaited(TrainerClient.stats)
 
     async def stream(
         self,
@@ -262,8 +231,9 @@ class AsyncTrainerClient:
         self._statements.shutdown(wait=True)
         self._client.close()
 
-    async def _do(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._statements, work)
+    async def _do(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        call = partial(work, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self._statements, call)
 
     async def _forget(self, steps: list[int]) -> None:
         tasks = [self._prefetched.pop(step).pulling for step in steps if step in self._prefetched]

@@ -81,10 +81,7 @@ class ConsumerBatches:
             ServiceUnavailable: The payload store does not answer, or has nothing of this run.
         """
         while True:
-            rows = transact(
-                self._engine,
-                lambda connection: self._lease(connection, step, spec, policy_version),
-            )
+            rows = transact(self._engine, self._lease, step, spec, policy_version)
             if isinstance(rows, RunState):
                 return rows
             bodies, unreadable = self._reader.read(rows.rollouts)
@@ -115,7 +112,7 @@ class ConsumerBatches:
         return _Rows(leased, *read_batch(connection, leased.batch_id))
 
     def _hand_out(self, leased: LeasedBatch) -> bool:
-        return transact(self._engine, lambda connection: hand_out_batch(connection, leased))
+        return transact(self._engine, hand_out_batch, leased)
 
     def _replace(self, step: int, rows: _Rows, unreadable: Mapping[UUID, UnreadableBody]) -> None:
         """Drop unreadable groups and give back the others, for the next lease of this step."""

@@ -1,28 +1,25 @@
 """The trainer's client: pull, commit, abandon and replay complete groups.
 
-Used in the trainer process, by adapters and the command line. Transactions are short.
-Every wait has a timeout, and its error gives the reason. Must not: need the broker.
+Used in the trainer process, by adapters and the command line. Operations on the run itself are in
+`run_control.py`. Transactions are short. Every wait has a timeout, and its error gives the reason.
+Must not: need the broker.
 """
 
 from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, get_args
-from uuid import UUID
+from collections.abc import Iterator
+from typing import get_args
 
 from sqlalchemy import Engine
 
 from pipeline.contract.errors import InputError
-from pipeline.contract.names import check_name
-from pipeline.contract.policy import PolicyMode, check_publication
 from pipeline.contract.rollout import RunState
 from pipeline.contract.train_batch import (
     BatchSpec,
     Later,
     NotReady,
-    PipelineStats,
     ResumeInfo,
     VersionOfStep,
     no_version,
@@ -31,13 +28,9 @@ from pipeline.embedded import EmbeddedServices
 from pipeline.queue.payloads import PayloadStore, open_payloads
 from pipeline.settings import Settings, load_settings
 from pipeline.store.batch_leases import renew_leases
-from pipeline.store.capacity import run_capacity
 from pipeline.store.engine import READY_CHANNEL, Listener, open_engine, transact
-from pipeline.store.policies import publish_policy
 from pipeline.store.rewind import resume_consumer
-from pipeline.store.runs import Run, get_run
 from pipeline.store.schema import require_current
-from pipeline.store.status import run_stats
 from pipeline.store.train_batches import (
     abandon_batch,
     commit_batches,
@@ -45,7 +38,7 @@ from pipeline.store.train_batches import (
     list_steps,
 )
 from pipeline.trainer.batches import ConsumerBatches
-from pipeline.trainer.prompts import cancel_groups, enqueue_prompts
+from pipeline.trainer.run_control import RunControl
 from pipeline.trainer.train_batch import TrainBatch
 
 #: Longer than most trainer steps. An expired lease ends only if another consumer needs the groups.
@@ -53,7 +46,7 @@ LEASE_S = 3600.0
 _POLL_S = 2.0
 
 
-class TrainerClient:
+class TrainerClient(RunControl):
     """Leases complete groups of one run to one consumer.
 
     Args:
@@ -77,14 +70,8 @@ class TrainerClient:
         payloads: PayloadStore | None = None,
         lease_s: float = LEASE_S,
     ) -> None:
-        try:
-            check_name(consumer, "consumer")
-        except ValueError as error:
-            raise InputError(str(error)) from error
-        self._engine = engine
-        self._consumer = consumer
+        super().__init__(engine, run=run, consumer=consumer)
         self.lease_s = lease_s
-        self._run: Run = transact(engine, lambda c: get_run(c, run))
         self._batches = ConsumerBatches(
             engine, self._run, consumer=consumer, payloads=payloads, lease_s=lease_s
         )
@@ -197,22 +184,22 @@ class TrainerClient:
         """
         return transact(
             self._engine,
-            lambda c: commit_batches(
-                c,
-                self._run,
-                consumer=self._consumer,
-                upto_step=upto_step,
-                checkpoint_uri=checkpoint_uri,
-            ),
+            commit_batches,
+            self._run,
+            consumer=self._consumer,
+            upto_step=upto_step,
+            checkpoint_uri=checkpoint_uri,
         )
 
     def abandon(self, step: int, *, reason: str) -> int:
         """Give back the groups of a step, so that they can be pulled again; return how many."""
         return transact(
             self._engine,
-            lambda c: abandon_batch(
-                c, self._run, consumer=self._consumer, step=step, reason=reason
-            ),
+            abandon_batch,
+            self._run,
+            consumer=self._consumer,
+            step=step,
+            reason=reason,
         )
 
     def resume(self, *, committed_step: int | None, later: Later = "replay") -> ResumeInfo:
@@ -239,15 +226,14 @@ class TrainerClient:
         after = -1 if committed_step is None else committed_step
         if committed_step is not None:
             self.commit(committed_step)
-        transact(
-            self._engine,
-            lambda c: forget_lost_batches(c, self._run, consumer=self._consumer, after=after),
-        )
+        transact(self._engine, forget_lost_batches, self._run, consumer=self._consumer, after=after)
         return transact(
             self._engine,
-            lambda c: resume_consumer(
-                c, self._run, consumer=self._consumer, committed_step=committed_step, later=later
-            ),
+            resume_consumer,
+            self._run,
+            consumer=self._consumer,
+            committed_step=committed_step,
+            later=later,
         )
 
     def renew(self) -> int:
@@ -256,99 +242,7 @@ class TrainerClient:
         `pull` renews them too. Call it within a trainer step that takes longer than the lease.
         """
         return transact(
-            self._engine,
-            lambda c: renew_leases(c, self._run, consumer=self._consumer, lease_s=self.lease_s),
-        )
-
-    def publish_policy(
-        self,
-        version: int,
-        *,
-        endpoints: str | Sequence[str] | None = None,
-        uri: str | None = None,
-        mode: PolicyMode = "keep",
-    ) -> bool:
-        """Make this version of the weights the current one; return whether anything changed.
-
-        Requests carry it from now on, and running workers learn of it within seconds (on SQS with
-        their next request). Calls whose server reports no version are stamped with it. Publish the
-        version that the servers begin with before prompts are enqueued.
-
-        Args:
-            version: Ascending. The current one may be published again with another mode.
-            endpoints: Base URLs that serve it; None: those of the version before.
-            uri: Where the weights are, for the record.
-            mode: What becomes of model calls. `keep`: those under way finish on the old weights;
-                `abort`: they are repeated on the new ones; `pause`: new calls wait for the next
-                publication, for at most `worker.policy_pause_wait_s`.
-
-        Raises:
-            NotAllowed: A later version was published before, or the run is cancelled.
-            InputError: The version, the mode or an endpoint cannot be.
-        """
-        given = endpoints if endpoints is None or isinstance(endpoints, str) else tuple(endpoints)
-        urls = check_publication(version, given, mode)
-        return transact(
-            self._engine,
-            lambda c: publish_policy(c, self._run, version, endpoints=urls, uri=uri, mode=mode),
-        )
-
-    def enqueue(
-        self, prompts: Iterable[str | Mapping[str, Any]], *, idempotency_key: str
-    ) -> list[UUID]:
-        """Enqueue prompts in this run, all or none; return the ids of their groups, in order.
-
-        The same key with the same prompts adds nothing, also after a crash in between. Each group
-        gets the run's number of rollouts.
-
-        Args:
-            prompts: Texts, or payloads with `content` or `messages`, and any other columns.
-            idempotency_key: Names these prompts within the run, such as `step-7`.
-
-        Raises:
-            InputError: The key is empty or too long, or a payload has no prompt.
-            NotAllowed: The run is cancelled, or the key came with other prompts before.
-        """
-        return enqueue_prompts(self._engine, self._run, prompts, key=idempotency_key)
-
-    def cancel(
-        self, group_ids: Iterable[UUID] | None = None, *, older_than_version: int | None = None
-    ) -> int:
-        """Cancel the rollouts of open groups that are not done; return how many.
-
-        A group with enough usable rollouts becomes ready, another one is dropped as `cancelled`.
-        Workers stop within seconds. Groups that are ready, leased or consumed stay.
-
-        Args:
-            group_ids: Groups of this run; None: all.
-            older_than_version: Only groups with a rollout that was dispatched before this version
-                was published.
-
-        Raises:
-            NotFound: This version was never published.
-        """
-        return cancel_groups(
-            self._engine, self._run, group_ids, older_than_version=older_than_version
-        )
-
-    def capacity(self) -> int:
-        """Return how many groups may be begun now so that none is too old when it is trained.
-
-        `(max_staleness + 1) * groups_per_step - (ready + leased + running)`, counted now, by the
-        run's fields. Without them `max_staleness` is 4, and `groups_per_step` the size of the last
-        pull. Leased steps that are trained already do not count.
-        """
-        return transact(self._engine, lambda c: run_capacity(c, self._run).free)
-
-    def stats(self, spec: BatchSpec | None = None) -> PipelineStats:
-        """Return the figures of the run and the reasons why it is not finished.
-
-        Args:
-            spec: The batch that the trainer waits for; None: the groups of one step of the run.
-        """
-        return transact(
-            self._engine,
-            lambda c: run_stats(c, self._run, consumer=self._consumer, spec=spec),
+            self._engine, renew_leases, self._run, consumer=self._consumer, lease_s=self.lease_s
         )
 
     def stream(
@@ -394,7 +288,4 @@ class TrainerClient:
         self._engine.dispose()
 
     def _steps(self) -> list[tuple[int, str]]:
-        return transact(
-            self._engine,
-            lambda c: list_steps(c, self._run, consumer=self._consumer),
-        )
+        return transact(self._engine, list_steps, self._run, consumer=self._consumer)

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 
 from pipeline.contract.messages import storable
-from pipeline.contract.rollout import label_of
+from pipeline.contract.rollout import rollout_label_of
 from pipeline.queue.payloads import PayloadStore
-from pipeline.store.engine import BINARY, transact
+from pipeline.store.engine import transact
+from pipeline.store.exported_rollouts import read_exported
 from pipeline.store.runs import Run
-from pipeline.store.train_batch_rows import count_group_numbers
 from pipeline.trainer.bodies import try_read_record
 from pipeline.trainer.export_files import (
     COLUMNS,
@@ -28,34 +28,7 @@ from pipeline.trainer.export_files import (
     output_file,
     require_format,
 )
-
-#: Rollouts read at once, with their bodies: about 16 MB where every body has the largest size.
-_ROLLOUTS_AT_ONCE = 64
-
-# The attempt that won; of a rollout that failed, the last.
-_ROWS = text("""
-SELECT r.rollout_id::text, r.group_id::text, r.group_no AS "group", r.rollout_index AS "index",
-    r.state, r.reward, r.stop_reason, r.error_class, r.attempt_no AS attempts, r.finished_at,
-    a.attempt_no, a.error_code, a.error_message, a.phase AS error_phase, a.n_turns,
-    a.prompt_tokens, a.completion_tokens, a.version_min, a.version_max,
-    CAST(a.timings ->> 'elapsed_s' AS double precision) AS latency_s,
-    p.prompt_id::text, p.dataset, p.split, p.epoch, p.row_no AS "row", p.payload AS prompt,
-    s.rewards, t.body, t.body_uri, t.body_digest, t.codec
-FROM groups g
-JOIN prompts p USING (prompt_id)
-JOIN rollouts r ON r.group_id = g.group_id
-LEFT JOIN attempts a ON a.rollout_id = r.rollout_id
-    AND a.attempt_no = coalesce(r.winner_attempt_no, r.attempt_no)
-LEFT JOIN trajectories t ON t.rollout_id = a.rollout_id AND t.attempt_no = a.attempt_no
-CROSS JOIN LATERAL (
-    SELECT coalesce(jsonb_agg(jsonb_build_object(
-        'name', name, 'version', scorer_version, 'value', value, 'weight', weight,
-        'status', status, 'error_class', w.error_class, 'latency_ms', latency_ms)
-        ORDER BY name, scorer_version), '[]') AS rewards
-    FROM rewards w WHERE w.rollout_id = a.rollout_id AND w.attempt_no = a.attempt_no) AS s
-WHERE g.run_id = :run_id AND g.group_no >= :first AND g.group_no < :end
-ORDER BY g.group_no, r.rollout_index
-""").execution_options(**{BINARY: True})
+from pipeline.trainer.stored_groups import group_ranges
 
 _TERMINAL = frozenset({"succeeded", "failed", "cancelled"})
 
@@ -104,13 +77,8 @@ def export_lines(
     No transaction is open while the caller has a line or the payload store is read.
     """
     report = report if report is not None else ExportReport()
-    end = transact(engine, lambda connection: count_group_numbers(connection, run.run_id))
-    groups = max(1, _ROLLOUTS_AT_ONCE // run.config.n)
-    for first in range(0, end, groups):
-        values = {"run_id": run.run_id, "first": first, "end": first + groups}
-        for row in transact(
-            engine, lambda connection, values=values: connection.execute(_ROWS, values).all()
-        ):
+    for first, end in group_ranges(engine, run):
+        for row in transact(engine, read_exported, run.run_id, first, end):
             if row.state in _TERMINAL:
                 yield _line(run, row, payloads, report)
             else:
@@ -129,7 +97,7 @@ def _line(run: Run, row: Any, payloads: PayloadStore, report: ExportReport) -> d
     columns: dict[str, Any] = row._asdict()
     columns |= {
         "run": run.slug,
-        "label": label_of(run.slug, row.group, columns["index"], row.attempts).rpartition("-a")[0],
+        "label": rollout_label_of(run.slug, row.group, columns["index"]),
         "final_answer": storable(record.final_answer) if record else None,
         "error": None,
         "model": storable(call.model or run.config.model or "") or None if call else None,

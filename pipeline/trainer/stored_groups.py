@@ -21,10 +21,17 @@ from pipeline.trainer.train_groups import GroupReader
 
 log = logging.getLogger(__name__)
 
-#: Rollouts read at once: about 16 MB where every body has the largest size.
+#: Rollouts read at once, with their bodies: about 16 MB where every body has the largest size.
 _ROLLOUTS_AT_ONCE = 64
 #: The step of a batch that was not leased, and so belongs to no trainer step.
 NO_STEP = -1
+
+
+def group_ranges(engine: Engine, run: Run) -> Iterator[tuple[int, int]]:
+    """Yield ranges of group numbers that cover a run; the groups of one are read at once."""
+    at_once = max(1, _ROLLOUTS_AT_ONCE // run.config.n)
+    for first in range(0, transact(engine, count_group_numbers, run.run_id), at_once):
+        yield first, first + at_once
 
 
 class StoredGroups:
@@ -61,19 +68,13 @@ class StoredGroups:
             ServiceUnavailable: The store or the payload store does not answer.
         """
         self.unreadable = 0
-        run_id = self._run.run_id
-        end = transact(self._engine, lambda connection: count_group_numbers(connection, run_id))
-        at_once = max(1, _ROLLOUTS_AT_ONCE // self._run.config.n)
-        for first in range(0, end, at_once):
-            batch = self._read(first, first + at_once)
+        for first, end in group_ranges(self._engine, self._run):
+            batch = self._read(first, end)
             if batch.groups:
                 yield batch
 
     def _read(self, first: int, end: int) -> TrainBatch:
-        groups, rollouts = transact(
-            self._engine,
-            lambda connection: read_stored_groups(connection, self._run.run_id, first, end),
-        )
+        groups, rollouts = transact(self._engine, read_stored_groups, self._run.run_id, first, end)
         bodies, unreadable = self._reader.read(rollouts)
         for group in groups:
             if (error := unreadable.get(group.group_id)) is not None:

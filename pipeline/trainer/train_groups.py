@@ -96,8 +96,5 @@ class GroupReader:
         """Return the body of a rollout; of one with tokens it is read when it is asked for."""
         if body is not None:
             return body
-        stored = transact(
-            self._engine,
-            lambda connection: read_body_row(connection, row.rollout_id, row.attempt_no),
-        )
+        stored = transact(self._engine, read_body_row, row.rollout_id, row.attempt_no)
         return read_body(stored, self._payloads) or b""
