@@ -19,7 +19,7 @@ from typing import Literal
 from urllib.parse import unquote, urlsplit
 
 import typer
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 
 from pipeline.contract.errors import ModelError, PipelineError
 from pipeline.contract.url_secrets import hide_passwords
@@ -31,7 +31,7 @@ from pipeline.queue.payloads import open_payloads
 from pipeline.redaction import Redactor
 from pipeline.settings import Settings
 from pipeline.store import schema
-from pipeline.store.engine import place_of, transact
+from pipeline.store.engine import place_of, store_time, transact
 from rollout.deployment import borrowed, engine_of, private_services, settings_of
 from rollout.endpoint import Probe, call_with_tokens, probe
 from workers.llm.providers import find_provider
@@ -161,13 +161,10 @@ def _schema_and_clock(settings: Settings) -> Check:
     return Check("database", "ok", f"{place}, schema {schema.head()}")
 
 
-def _clock_skew_s(engine: object) -> float:
-    assert isinstance(engine, Engine)
+def _clock_skew_s(engine: Engine) -> float:
     asked = time.time()
-    theirs = transact(
-        engine, lambda c: c.execute(text("SELECT extract(epoch FROM now())")).scalar_one()
-    )
-    return float(theirs) - (asked + time.time()) / 2
+    theirs = transact(engine, store_time)
+    return theirs.timestamp() - (asked + time.time()) / 2
 
 
 def _broker(settings: Settings) -> Check:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import typer
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 E_NO_DATA = "E121"
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -40,11 +41,16 @@ class Deployment:
     settings: Settings
     engine: Engine
 
-    def transact(self, work: Callable[[Connection], T]) -> T:
-        """Run `work` in one transaction."""
+    def transact(
+        self,
+        work: Callable[Concatenate[Connection, P], T],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        """Call `work(connection, *args, **kwargs)` in one transaction."""
         from pipeline.store.engine import transact
 
-        return transact(self.engine, work)
+        return transact(self.engine, work, *args, **kwargs)
 
     def find_run(self, name: str) -> Run:
         """Return the run with this name, with this unique prefix, or for `@last` the newest.
@@ -54,14 +60,14 @@ class Deployment:
         """
         from pipeline.store.runs import find_run
 
-        return self.transact(lambda connection: find_run(connection, name))
+        return self.transact(find_run, name)
 
     def find_exactly(self, slug: str) -> Run | None:
         """Return the run with exactly this name, or None."""
         from pipeline.store.runs import get_run
 
         try:
-            return self.transact(lambda connection: get_run(connection, slug))
+            return self.transact(get_run, slug)
         except NotFound:
             return None
 

@@ -1,4 +1,4 @@
-"""Additions to Flower's pages: a note on every page, and the end of dead workers' tasks.
+"""The Flower dashboard: a note on every page, and the end of silent workers' tasks.
 
 `dashboard.py` uses it, in Flower's event loop. Must not: query the store or a worker.
 """
@@ -13,6 +13,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tornado.template import BaseLoader
 
+    from pipeline.settings.sections import FlowerSettings
+
+#: Columns of the page of tasks.
+COLUMNS = "name,uuid,state,args,result,exception,runtime,worker"
+_MAX_TASKS = 50_000
+_LOOK_EVERY_S = 1.0
+
 _LOST = "worker_lost: nothing was heard of {} for {:g} s. What became of it: rollout status RUN"
 
 
@@ -24,6 +31,37 @@ def note_since(started_at: datetime) -> str:
         "again, as the next task of its rollout (-a2, -a3). The outcome of a run: "
         "rollout status RUN, rollout errors RUN."
     )
+
+
+def make_flower(app: Any, settings: FlowerSettings, password: str, about: str) -> Any:
+    """Return the dashboard of a Celery app: read-only, with a password and a note on each page."""
+    import flower.options  # noqa: F401  (defines the options)
+    from flower.app import Flower
+    from flower.urls import settings as web_settings
+    from tornado.options import options
+
+    for name, value in {
+        "address": settings.host,
+        "port": settings.port,
+        "basic_auth": [f"{settings.user}:{password}"],
+        "read_only": True,
+        # A saved state would show tasks as running that ended while Flower was not running.
+        "persistent": False,
+        "conf": "",
+        "max_tasks": _MAX_TASKS,
+        "tasks_columns": COLUMNS,
+    }.items():
+        setattr(options, name, value)
+    templates = templates_with(about, web_settings["template_path"])
+    return Flower(capp=app, options=options, template_loader=templates, **web_settings)
+
+
+def end_silent_tasks(dashboard: Any, lease_s: float) -> None:
+    """End the tasks of silent workers while the dashboard runs; see `SilentWorkers`."""
+    from tornado.ioloop import PeriodicCallback
+
+    silent = SilentWorkers(dashboard.events.state, lease_s)
+    PeriodicCallback(silent.look, _LOOK_EVERY_S * 1000).start()
 
 
 def templates_with(note: str, folder: str) -> BaseLoader:

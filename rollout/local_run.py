@@ -131,7 +131,7 @@ def resume_run(
 
     def settle(deployment: Deployment) -> RunConfig:
         if config != found.config:
-            deployment.transact(lambda connection: move_run(connection, found, config))
+            deployment.transact(move_run, found, config)
         return config
 
     return _run_here(settings, found.slug, settle, lambda *_: found, here, base_urls, worker, local)
@@ -167,7 +167,7 @@ def _resumable(deployment: Deployment, name: str) -> Run:
             remedy=f"Repeat the first command with --run {found.slug}: it adds what is missing.",
         )
     if found.state is not RunState.ACTIVE:
-        deployment.transact(lambda connection: continue_run(connection, found))
+        deployment.transact(continue_run, found)
     return found
 
 
@@ -236,7 +236,7 @@ def _run_here(
         finally:
             processes.stop()
         # Read the status again, because the workers' last completions came while they stopped.
-        return deployment.transact(lambda connection: run_status(connection, found))
+        return deployment.transact(run_status, found)
 
 
 def _drain(processes: LocalProcesses, settings: Settings) -> None:

@@ -22,12 +22,23 @@ RunName = Annotated[
     str,
     typer.Argument(metavar="RUN", help="A run's name, a unique prefix of a name, or @last."),
 ]
+GroupName = Annotated[
+    str, typer.Argument(metavar="GROUP", help="A label (math7-g000013) or the prefix of an id.")
+]
+RolloutName = Annotated[
+    str,
+    typer.Argument(metavar="ROLLOUT", help="A label (math7-g000013-r3) or the prefix of an id."),
+]
 Json = Annotated[
     bool, typer.Option("--json", help="Print one JSON document; errors too.", show_default=False)
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.", show_default=False)]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Only say what would be done.", show_default=False)
+]
+
+WhileStdin = Annotated[
+    bool, typer.Option("--while-stdin", hidden=True, help="End when stdin is closed.")
 ]
 
 

@@ -115,6 +115,18 @@ def print_table(
     console().print(table)
 
 
+def print_fields(title: str, values: dict[str, Any]) -> None:
+    """Print a table of names and values; empty values are left out."""
+    print_table(
+        (title, "value"),
+        [
+            (name, value if isinstance(value, (str, int, float)) else json.dumps(value))
+            for name, value in values.items()
+            if value not in (None, {}, [])
+        ],
+    )
+
+
 def confirm(question: str, *, yes: bool) -> None:
     """Ask for confirmation of an irreversible action.
 
@@ -147,3 +159,8 @@ def number(value: float | None, digits: int = 3) -> str:
 def counts(by_name: dict[str, int]) -> str:
     """Return `3 failed, 2 queued`; names with a count of 0 are left out."""
     return ", ".join(f"{n} {name}" for name, n in by_name.items() if n) or "none"
+
+
+def did(participle: str, dry_run: bool) -> str:
+    """Return `are dropped`, or for a dry run `would be dropped`."""
+    return f"would be {participle}" if dry_run else f"are {participle}"

@@ -49,13 +49,11 @@ def wait_for_run(
     try:
         with display() as show:
             while True:
-                state = deployment.transact(lambda connection: run_state(connection, run))
+                state = deployment.transact(run_state, run)
                 is_over = state in (RunState.FINISHED, RunState.CANCELLED)
                 if is_over or time.monotonic() >= show_at:
                     asked_at = time.monotonic()
-                    status = deployment.transact(
-                        lambda connection: run_status(connection, run, started=started)
-                    )
+                    status = deployment.transact(run_status, run, started=started)
                     show(status)
                     if status.is_done or status.has_failed:
                         return status

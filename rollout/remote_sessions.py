@@ -33,7 +33,7 @@ def require_shared_pace_here(settings: Settings) -> None:
 def wait_for_sessions(deployment: Deployment, run: Run, *, check: Callable[[], None]) -> None:
     """Wait until the controller has stopped the run's sessions; print a note if some remain."""
     deadline = time.monotonic() + _LONGEST_S
-    while left := deployment.transact(lambda c: count_sessions(c, run.run_id)):
+    while left := deployment.transact(count_sessions, run.run_id):
         if time.monotonic() > deadline:
             note(
                 f"{left} remote sessions were not stopped within {_LONGEST_S:g} s. A controller "

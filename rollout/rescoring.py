@@ -25,12 +25,8 @@ from pipeline.queue.requests import RequestPublisher
 from pipeline.rescorer import RescoreDispatcher
 from pipeline.store.engine import RESCORED_CHANNEL, Listener, transact
 from pipeline.store.processes import list_processes
-from pipeline.store.rescore_requests import (
-    count_rescorable,
-    count_rescores,
-    end_rescores,
-    request_rescores,
-)
+from pipeline.store.rescorable import count_rescorable
+from pipeline.store.rescore_requests import count_rescores, end_rescores, request_rescores
 from pipeline.store.runs import Run
 from rollout.deployment import Deployment
 from rollout.known_names import require_known
@@ -107,23 +103,19 @@ class Rescorer:
         if is_ours or not is_own:
             config = run.config.reward_config if is_own else {}
             require_known(RunConfig(reward=reward, reward_config=config), plugins=known)
-        total = self._deployment.transact(
-            lambda connection: count_rescorable(connection, run, error_class=error_class)
-        )
+        total = self._deployment.transact(count_rescorable, run, error_class=error_class)
         queue = rescore_queue_of(run.slug) if is_ours else run.config.queue
         return RescoreJob(run, reward, error_class, queue, is_ours, tuple(known), total)
 
     def request(self, job: RescoreJob, *, awaited: bool) -> int:
         """Ask for the scores in the store; return how many. A dispatcher publishes the requests."""
         return self._deployment.transact(
-            lambda connection: request_rescores(
-                connection,
-                job.run,
-                job.reward,
-                error_class=job.error_class,
-                queue=job.queue,
-                awaited=awaited,
-            )
+            request_rescores,
+            job.run,
+            job.reward,
+            error_class=job.error_class,
+            queue=job.queue,
+            awaited=awaited,
         )
 
     def score(
@@ -163,11 +155,7 @@ class Rescorer:
             )
             raise typer.Exit(_EXIT_INTERRUPTED) from None
         finally:
-            deployment.transact(
-                lambda connection: end_rescores(
-                    connection, job.run, job.reward, keep_open=keep_open
-                )
-            )
+            deployment.transact(end_rescores, job.run, job.reward, keep_open=keep_open)
             processes.stop()
 
     def _is_read(self, run: Run) -> bool:
@@ -230,7 +218,7 @@ class RescoreWait:
     def _look(self) -> int:
         """Read how many verdicts there are; return how many are missing."""
         job = self._job
-        count = transact(self._engine, lambda c: count_rescores(c, job.run, job.reward))
+        count = transact(self._engine, count_rescores, job.run, job.reward)
         if count.scored + count.failed > self.scored + self.failed:
             self._news_at = time.monotonic()
         self.scored, self.failed, self.reason = count.scored, count.failed, count.reason

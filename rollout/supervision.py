@@ -18,11 +18,13 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from pipeline.contract.errors import ServiceUnavailable
 from pipeline.embedded import processes as os_processes
 from pipeline.settings import Settings
 from rollout.options import WorkerOptions
+from rollout.output import fields
 
 E_CHILD_ENDED = "E220"
 
@@ -60,6 +62,10 @@ class ChildProcess:
     def note(self) -> Path:
         """The file that records the process."""
         return Path(self.log).parents[1] / "processes" / f"{self.kind}-{self.pid}.json"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the process as `rollout ps --json` prints it."""
+        return fields(self, "kind", "pid", "stays", "started_at", "log")
 
 
 @dataclass

@@ -1,15 +1,12 @@
-"""Output that several commands share: a run's status, scores, errors, calls and train batches."""
+"""Output that several commands share: a run's status, scores, errors and calls."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline.store.status import RunStatus, Score
-from rollout.output import counts, note, number, print_table, safe_text
-
-if TYPE_CHECKING:
-    from pipeline.trainer.train_batch import TrainBatch
+from rollout.output import counts, note, number, print_json, print_table, safe_text
 
 _EXAMPLE_CHARS = 240
 
@@ -38,8 +35,11 @@ def exit_code(final: RunStatus, *, go_on: str) -> int:
     return EXIT_RUN_FAILED
 
 
-def print_status(status: RunStatus) -> None:
-    """Print a run's status as text."""
+def print_status(status: RunStatus, *, as_json: bool = False) -> None:
+    """Print a run's status as text, or as the document of `rollout status --json`."""
+    if as_json:
+        print_json(status.to_json())
+        return
     succeeded = status.rollouts["succeeded"]
     rows: list[tuple[str, Any]] = [
         ("state", status.state),
@@ -112,27 +112,6 @@ def describe_tools(status: RunStatus) -> str:
     )
 
 
-def print_batch(batch: TrainBatch) -> None:
-    """Print one line per group of a batch."""
-    again = ", again" if batch.replayed else ""
-    print_table(
-        ("group", "rollouts", "rewards", "mean", "std", "prompt"),
-        [
-            (
-                f"g{group.group_no:06d}",
-                f"{len(group.rollouts)}/{group.n_target}",
-                " ".join(number(rollout.reward, 2) for rollout in group.rollouts),
-                number(group.reward_mean, 2),
-                number(group.reward_std, 2),
-                prompt_preview(group.prompt),
-            )
-            for group in batch.groups
-        ],
-        title=f"{batch.run}, step {batch.step} of {batch.consumer}{again}",
-        right=("mean", "std"),
-    )
-
-
 def prompt_preview(prompt: dict[str, Any], width: int = 60) -> str:
     """Return the beginning of a prompt on one line."""
     content = prompt.get("content")
@@ -174,3 +153,13 @@ def _print_by_worker(rows: list[dict[str, Any]]) -> None:
         [(row["worker"], row["attempts"], row["errors"], counts(row["by_class"])) for row in rows],
         right=("attempts", "errors"),
     )
+
+
+def print_tracebacks(tracebacks: list[dict[str, Any]]) -> None:
+    """Print the result of `list_tracebacks`."""
+    if not tracebacks:
+        print("No attempt left a traceback.")
+    for each in tracebacks:
+        kind = each["code"] or each["error_class"]
+        print(f"── {each['attempts']} × {kind}, the last one {each['label']}")
+        print(safe_text(each["traceback"].rstrip()))

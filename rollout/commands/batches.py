@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -10,13 +10,10 @@ from pipeline.contract.errors import InputError
 from pipeline.contract.train_batch import DEFAULT_STALENESS, BatchSpec
 from pipeline.queue.payloads import open_payloads
 from pipeline.trainer.client import TrainerClient
+from rollout.batch_tables import batch_json, print_batch
 from rollout.deployment import Deployment, opened
 from rollout.options import Json, RunName
-from rollout.output import note, print_json
-from rollout.tables import print_batch
-
-if TYPE_CHECKING:
-    from pipeline.trainer.train_batch import TrainBatch
+from rollout.output import note, print_answer, print_json
 
 Consumer = Annotated[str, typer.Option(metavar="NAME", help="The trainer; part of a batch's key.")]
 Step = Annotated[int, typer.Option(min=0, help="The trainer's step; part of a batch's key.")]
@@ -90,34 +87,11 @@ def commit(
         client = _client(deployment, run, consumer)
         consumed = client.commit(step, checkpoint_uri=checkpoint_uri)
         slug = client.stats().run
-    if as_json:
-        print_json({"run": slug, "consumer": consumer, "step": step, "groups": consumed})
-    else:
-        print(f"{consumed} groups of run {slug} are consumed, up to step {step}.")
-
-
-def batch_json(batch: TrainBatch) -> dict[str, Any]:
-    """Return the document of `rollout pull --json`."""
-    return {
-        "step": batch.step,
-        "groups": [
-            {
-                "group_id": str(group.group_id),
-                "prompt": group.prompt,
-                "rollouts": [
-                    {
-                        "rollout_id": str(rollout.rollout_id),
-                        "reward": rollout.reward,
-                        "stop_reason": rollout.stop_reason,
-                        "messages": rollout.messages,
-                    }
-                    for rollout in group.rollouts
-                ],
-            }
-            for group in batch.groups
-        ],
-        "replayed": batch.replayed,
-    }
+    print_answer(
+        {"run": slug, "consumer": consumer, "step": step, "groups": consumed},
+        f"{consumed} groups of run {slug} are consumed, up to step {step}.",
+        as_json=as_json,
+    )
 
 
 def _client(deployment: Deployment, run: str, consumer: str) -> TrainerClient:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from pydantic import SecretStr
 
-from pipeline.contract.url_secrets import MASK, hide_passwords
+from pipeline.contract.url_secrets import hide_secret
 from pipeline.settings import load_settings, settings_layers
 from rollout.deployment import settings_flags
 from rollout.options import Json
@@ -71,11 +71,6 @@ def _values(layer: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield from _values(value, f"{prefix}{name}.")
         else:
             yield prefix + name, value
-
-
-def hide_secret(secret: str) -> str:
-    """Return the part of a secret that may be shown: a URL without its passwords, else `***`."""
-    return hide_passwords(secret) if "://" in secret else MASK
 
 
 def _plain(value: Any) -> Any:

@@ -9,7 +9,7 @@ import os
 import secrets
 import signal
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -18,18 +18,14 @@ from pipeline.queue.broker import broker_of
 from pipeline.queue.celery_app import make_celery_app
 from pipeline.settings.sections import FlowerSettings
 from rollout.deployment import borrowed, settings_of
-from rollout.flower_view import SilentWorkers, note_since, templates_with
+from rollout.flower_view import end_silent_tasks, make_flower, note_since
 from rollout.logs import log_to_stderr
 from rollout.options import Json
 from rollout.output import note, print_json
 
 E_NO_EVENTS = "E132"
 
-#: Columns of the page of tasks.
-COLUMNS = "name,uuid,state,args,result,exception,runtime,worker"
-_MAX_TASKS = 50_000
 _POOL_SIZE = 64
-_LOOK_EVERY_S = 1.0
 
 
 def flower(
@@ -64,7 +60,7 @@ def flower(
     if settings.flower.password is not None:
         password = settings.flower.password.get_secret_value()
     about = note_since(datetime.now(UTC))
-    dashboard = _make_flower(app, settings.flower, password, about)
+    dashboard = make_flower(app, settings.flower, password, about)
     try:
         bound = dashboard.start_http_server()
     except OSError as error:
@@ -74,39 +70,10 @@ def flower(
             remedy="Choose another --port, or 0 for any free one.",
         ) from error
     _announce(settings.flower, bound, password if made else None, about, as_json=as_json)
-    _end_what_the_dead_held(dashboard, settings.lease.lease_s)
+    end_silent_tasks(dashboard, settings.lease.lease_s)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: dashboard.io_loop.add_callback_from_signal(dashboard.stop))
     dashboard.start()
-
-
-def _make_flower(app: Any, settings: FlowerSettings, password: str, about: str) -> Any:
-    import flower.options  # noqa: F401  (defines the options)
-    from flower.app import Flower
-    from flower.urls import settings as web_settings
-    from tornado.options import options
-
-    for name, value in {
-        "address": settings.host,
-        "port": settings.port,
-        "basic_auth": [f"{settings.user}:{password}"],
-        "read_only": True,
-        # A saved state would show tasks as running that ended while Flower was not running.
-        "persistent": False,
-        "conf": "",
-        "max_tasks": _MAX_TASKS,
-        "tasks_columns": COLUMNS,
-    }.items():
-        setattr(options, name, value)
-    templates = templates_with(about, web_settings["template_path"])
-    return Flower(capp=app, options=options, template_loader=templates, **web_settings)
-
-
-def _end_what_the_dead_held(dashboard: Any, lease_s: float) -> None:
-    from tornado.ioloop import PeriodicCallback
-
-    silent = SilentWorkers(dashboard.events.state, lease_s)
-    PeriodicCallback(silent.look, _LOOK_EVERY_S * 1000).start()
 
 
 def _announce(

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from sqlalchemy import Connection
 
-from pipeline.contract.errors import InputError, PipelineError
-from pipeline.redrive import redrive
+from pipeline.contract.errors import InputError
+from pipeline.redrive import redrive_all
 from pipeline.store.dead_letters import (
     DeadLetter,
     drop_dead_letters,
     get_dead_letter,
     list_dead_letters,
 )
-from pipeline.store.runs import find_run
+from rollout.dead_letter_tables import letter_document, print_letter, print_letters, print_requeued
 from rollout.deployment import opened
 from rollout.options import DryRun, Json, Yes
-from rollout.output import confirm, print_json, print_table, safe_text
+from rollout.output import confirm, did, print_answer, print_json
 
 dlq = typer.Typer(help="List, requeue and drop dead letters.", no_args_is_help=True)
-
-#: Bytes of a message that `show` prints.
-_SHOWN_BYTES = 2000
 
 Ids = Annotated[
     list[int] | None, typer.Argument(metavar="[ID]...", help="Numbers, see `rollout dlq list`.")
@@ -47,34 +44,15 @@ def list_(
     as_json: Json = False,
 ) -> None:
     """List dead letters, newest first."""
-
-    def work(connection: Connection) -> list[DeadLetter]:
-        run_id = find_run(connection, run).run_id if run else None
-        return list_dead_letters(
-            connection, kind=kind, run_id=run_id, redriven=redriven, limit=limit
-        )
-
     with opened(ctx) as deployment:
-        letters = deployment.transact(work)
+        run_id = deployment.find_run(run).run_id if run else None
+        letters = deployment.transact(
+            list_dead_letters, kind=kind, run_id=run_id, redriven=redriven, limit=limit
+        )
     if as_json:
-        print_json({"dead_letters": [_document(letter) for letter in letters]})
-        return
-    print_table(
-        ("id", "kind", "of", "bytes", "first seen", "requeued", "reason"),
-        [
-            (
-                letter.dead_letter_id,
-                letter.kind,
-                letter.label or letter.run,
-                letter.body_bytes or None,
-                f"{letter.first_seen_at:%Y-%m-%d %H:%M:%S}",
-                "yes" if letter.redriven_at else "",
-                letter.reason,
-            )
-            for letter in letters
-        ],
-        right=("id", "bytes"),
-    )
+        print_json({"dead_letters": [letter_document(letter) for letter in letters]})
+    else:
+        print_letters(letters)
 
 
 @dlq.command("show")
@@ -85,15 +63,8 @@ def show(
 ) -> None:
     """Show a dead letter with the beginning of its message."""
     with opened(ctx) as deployment:
-        letter = deployment.transact(lambda c: get_dead_letter(c, dead_letter_id))
-    body = (letter.body or b"")[:_SHOWN_BYTES].decode("utf-8", "backslashreplace")
-    if as_json:
-        print_json(_document(letter) | {"body": body})
-        return
-    for name, value in _document(letter).items():
-        print(f"{name}: {safe_text(str(value))}")
-    if body:
-        print(f"\n{safe_text(body)}")
+        letter = deployment.transact(get_dead_letter, dead_letter_id)
+    print_letter(letter, as_json=as_json)
 
 
 @dlq.command("requeue")
@@ -110,30 +81,15 @@ def requeue(
     Rollouts get a new budget of attempts. Completions are processed like newly received ones.
     Groups that were dropped become ready again.
     """
-    results: list[dict[str, Any]] = []
     with opened(ctx) as deployment:
-        chosen = deployment.transact(lambda connection: _chosen(connection, ids, every))
+        chosen = deployment.transact(_chosen, ids, every)
         if chosen and not dry_run:
             confirm(f"Requeue {len(chosen)} dead letters?", yes=yes)
-        for letter in chosen:
-            try:
-                # Each in its own transaction, so that one that fails does not undo the others.
-                result = (
-                    "would be tried"
-                    if dry_run
-                    else deployment.transact(
-                        lambda connection, n=letter.dead_letter_id: redrive(connection, n)
-                    )
-                )
-            except PipelineError as error:
-                if len(chosen) == 1:
-                    raise
-                result = f"not this time: {error}"
-            results.append({"id": letter.dead_letter_id, "kind": letter.kind, "result": result})
-    if as_json:
-        print_json({"requeued": results, "dry_run": dry_run})
-        return
-    print_table(("id", "kind", "result"), [tuple(each.values()) for each in results], right=("id",))
+        if dry_run:
+            results = ["would be tried"] * len(chosen)
+        else:
+            results = redrive_all(deployment.engine, chosen)
+    print_requeued(chosen, results, dry_run=dry_run, as_json=as_json)
 
 
 @dlq.command("drop")
@@ -150,15 +106,16 @@ def drop(
     The rollouts that they name stay as they are.
     """
     with opened(ctx) as deployment:
-        chosen = deployment.transact(lambda connection: _chosen(connection, ids, every))
+        chosen = deployment.transact(_chosen, ids, every)
         numbers = [letter.dead_letter_id for letter in chosen]
         if numbers and not dry_run:
             confirm(f"Delete {len(numbers)} dead letters for good?", yes=yes)
-            deployment.transact(lambda connection: drop_dead_letters(connection, numbers))
-    if as_json:
-        print_json({"dropped": numbers, "dry_run": dry_run})
-    else:
-        print(f"{len(numbers)} dead letters {'would be' if dry_run else 'are'} dropped.")
+            deployment.transact(drop_dead_letters, numbers)
+    print_answer(
+        {"dropped": numbers, "dry_run": dry_run},
+        f"{len(numbers)} dead letters {did('dropped', dry_run)}.",
+        as_json=as_json,
+    )
 
 
 def _chosen(connection: Connection, ids: list[int] | None, every: bool) -> list[DeadLetter]:
@@ -167,17 +124,3 @@ def _chosen(connection: Connection, ids: list[int] | None, every: bool) -> list[
     if every:
         return list_dead_letters(connection, limit=1_000_000)
     return [get_dead_letter(connection, number) for number in dict.fromkeys(ids or ())]
-
-
-def _document(letter: DeadLetter) -> dict[str, Any]:
-    return {
-        "id": letter.dead_letter_id,
-        "kind": letter.kind,
-        "run": letter.run,
-        "rollout_id": str(letter.rollout_id) if letter.rollout_id else None,
-        "label": letter.label,
-        "reason": letter.reason,
-        "bytes": letter.body_bytes,
-        "first_seen_at": letter.first_seen_at.isoformat(),
-        "redriven_at": letter.redriven_at.isoformat() if letter.redriven_at else None,
-    }

@@ -6,9 +6,8 @@ import typer
 
 from pipeline.store.dropped_groups import drop_group, find_place
 from pipeline.store.inspection import find_group, read_group
-from rollout.commands.show import GroupName
 from rollout.deployment import opened
-from rollout.options import DryRun, Json, Yes
+from rollout.options import DryRun, GroupName, Json, Yes
 from rollout.output import confirm, print_answer
 
 drop = typer.Typer(help="Keep a complete group from the trainers.", no_args_is_help=True)
@@ -33,13 +32,13 @@ def drop_one(
     group leaves its batch; a trainer that has pulled it already still trains on it.
     """
     with opened(ctx) as deployment:
-        group_id = deployment.transact(lambda connection: find_group(connection, group))
-        place = deployment.transact(lambda connection: find_place(connection, group_id))
-        label = deployment.transact(lambda connection: read_group(connection, group_id))["label"]
+        group_id = deployment.transact(find_group, group)
+        place = deployment.transact(find_place, group_id)
+        label = deployment.transact(read_group, group_id)["label"]
         holder = f", leased to step {place.step} of {place.consumer}" if place.consumer else ""
         if not dry_run:
             confirm(f"Drop group {label} ({place.state}{holder})?", yes=yes)
-            deployment.transact(lambda connection: drop_group(connection, group_id))
+            deployment.transact(drop_group, group_id)
     print_answer(
         {
             "group": label,

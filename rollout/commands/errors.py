@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from pipeline.contract.activity import UNREADABLE_CALLS
 from pipeline.contract.errors import InputError
-from pipeline.queue.payloads import open_payloads
-from pipeline.store.inspection import errors_by_class, errors_by_worker, read_bodies
-from pipeline.store.runs import Run
+from pipeline.store.inspection import errors_by_class, errors_by_worker
 from pipeline.store.tracebacks import list_tracebacks
-from pipeline.trainer.bodies import try_read_record
-from rollout.deployment import Deployment, opened
+from rollout.deployment import opened
 from rollout.options import Json, RunName
-from rollout.output import note, print_json, safe_text
-from rollout.tables import print_errors
-from workers.core.trajectory import LOST_CALLS
+from rollout.output import print_json
+from rollout.tables import print_errors, print_tracebacks
+from rollout.tool_errors import errors_by_tool
 
 _BY = ("class", "tool", "worker")
 
@@ -42,12 +37,8 @@ def errors(
             rows = errors_by_tool(deployment, found)
         else:
             read = errors_by_class if by == "class" else errors_by_worker
-            rows = deployment.transact(lambda connection: read(connection, found))
-        tracebacks = (
-            deployment.transact(lambda connection: list_tracebacks(connection, found, limit=limit))
-            if trace
-            else []
-        )
+            rows = deployment.transact(read, found)
+        tracebacks = deployment.transact(list_tracebacks, found, limit=limit) if trace else []
     if as_json:
         document = {"run": found.slug, "by": by, "errors": rows}
         print_json(document | ({"tracebacks": tracebacks} if trace else {}))
@@ -56,40 +47,4 @@ def errors(
     else:
         print_errors(rows, by=by)
         if trace:
-            _print_tracebacks(tracebacks)
-
-
-def errors_by_tool(deployment: Deployment, run: Run) -> list[dict[str, Any]]:
-    """Return the numbers of calls and failures of each tool."""
-    payloads = open_payloads(deployment.settings)
-    calls: Counter[str] = Counter()
-    failed: Counter[str] = Counter()
-    unreadable = 0
-    after = None
-    while page := deployment.transact(
-        lambda connection, after=after: read_bodies(connection, run, after=after)
-    ):
-        after = max(page)
-        for row in page.values():
-            record, error = try_read_record(row, payloads)
-            unreadable += error is not None
-            if record is None:
-                continue
-            for tool, figures in record.tools.items():
-                calls[tool] += figures.get("calls", 0)
-                failed[tool] += figures.get("errors", 0)
-            if lost := record.metadata.get(LOST_CALLS, 0):
-                calls[UNREADABLE_CALLS] += lost
-                failed[UNREADABLE_CALLS] += lost
-    if unreadable:
-        note(f"{unreadable} trajectories are gone or damaged and were not counted.")
-    return [{"tool": tool, "calls": n, "errors": failed[tool]} for tool, n in calls.most_common()]
-
-
-def _print_tracebacks(tracebacks: list[dict[str, Any]]) -> None:
-    if not tracebacks:
-        print("No attempt left a traceback.")
-    for each in tracebacks:
-        kind = each["code"] or each["error_class"]
-        print(f"── {each['attempts']} × {kind}, the last one {each['label']}")
-        print(safe_text(each["traceback"].rstrip()))
+            print_tracebacks(tracebacks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -76,13 +77,7 @@ def _rollouts(deployment: Deployment, run: Run, path: Path, to: str) -> tuple[di
         note(f"{report.unfinished} rollouts are not done and were left out.")
     if report.unreadable:
         note(f"{report.unreadable} trajectories are gone or damaged; their lines say so.")
-    counts = {
-        "rollouts": report.rollouts,
-        "failed": report.failed,
-        "unfinished": report.unfinished,
-        "unreadable": report.unreadable,
-    }
-    return counts, f"{report.rollouts} rollouts of run {run.slug} ({report.failed} failed)"
+    return asdict(report), f"{report.rollouts} rollouts of run {run.slug} ({report.failed} failed)"
 
 
 def _segments(deployment: Deployment, run: Run, path: Path, _: str) -> tuple[dict[str, Any], str]:
@@ -96,10 +91,5 @@ def _segments(deployment: Deployment, run: Run, path: Path, _: str) -> tuple[dic
         note(f"{report.rollouts_without_rows} rollouts have no recorded token ids, and no row.")
     if groups.unreadable:
         note(f"{groups.unreadable} groups have tokens that are gone or damaged; they are left out.")
-    counts = {
-        "rollouts": report.rollouts,
-        "rows": report.rows,
-        "rollouts_without_rows": report.rollouts_without_rows,
-        "unreadable_groups": groups.unreadable,
-    }
+    counts = asdict(report) | {"unreadable_groups": groups.unreadable}
     return counts, f"{report.rows} segments of {report.rollouts} rollouts of run {run.slug}"

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from rollout.commands.workers import WhileStdin, end_with_stdin
-from rollout.deployment import settings_of
+from rollout.deployment import settings_of, with_broker
 from rollout.logs import log_to_stderr
-from rollout.options import Json
+from rollout.options import Json, WhileStdin
 from rollout.output import note, print_json
+from rollout.parent_process import end_with_stdin
 
 
 def gateway(
@@ -23,15 +23,18 @@ def gateway(
 ) -> None:
     """Answer model calls of agents on other machines.
 
-    The calls are limited and tried again, but not recorded: they give no trajectory and no token
-    ids. They carry keys that are signed with the deployment's broker.signing_key. The process runs
-    until SIGTERM or Ctrl-C.
+    The calls are limited, tried again, and recorded before they are answered: with their token ids
+    they become the trajectory of the attempt. They carry keys that are signed with the deployment's
+    broker.signing_key. The process runs until SIGTERM or Ctrl-C.
     """
     settings = settings_of(ctx, {})
     log_to_stderr(settings.log_level)
     if while_stdin:
         end_with_stdin()
-    from workers.process.lone_gateway import run_gateway
+    from workers.process.lone_gateway import deployment_keys, run_gateway
+
+    keys = deployment_keys(settings)
+    settings = with_broker(settings)
 
     def ready(base_url: str) -> None:
         if as_json:
@@ -39,4 +42,4 @@ def gateway(
         else:
             note(f"The gateway answers at {base_url}.")
 
-    run_gateway(settings, host, port, ready=ready)
+    run_gateway(settings, keys, host, port, ready=ready)

@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
-import typing
-from collections.abc import Callable, Iterator, Mapping
-from types import NoneType, UnionType
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from pipeline.contract.errors import InputError
-from pipeline.settings import Settings
-from rollout.commands.configuration import hide_secret
 from rollout.deployment import settings_of
 from rollout.options import Json
 from rollout.output import print_json, safe_text
-from workers.core.registry import get_agent_class, list_agents
-from workers.core.tool_registry import get_global_tool_registry
+from rollout.registrations import KINDS, registered
 from workers.process.plugins import load_plugins
-from workers.rewards.registry import get_reward, list_rewards
-from workers.tools.mcp_servers import MCP_PREFIX
-
-_KINDS = ("agents", "tools", "rewards")
-
-Entry = dict[str, Any]
 
 
 def list_(
@@ -41,12 +28,11 @@ def list_(
     The list has the built-in ones and those of the plug-ins. A run sets options by
     `--set agent_config.NAME=VALUE`, `tools_config.TOOL.NAME` and `reward_config.NAME`.
     """
-    if kind not in _KINDS:
-        raise InputError(f"There is no list of {kind!r}.", remedy=f"Known: {', '.join(_KINDS)}.")
-    load_plugins(plugin or settings_of(ctx).worker.plugins)
+    if kind not in KINDS:
+        raise InputError(f"There is no list of {kind!r}.", remedy=f"Known: {', '.join(KINDS)}.")
     settings = settings_of(ctx)
-    read = {"agents": _agents, "tools": lambda: _tools(settings), "rewards": _rewards}[kind]
-    entries = list(read())
+    load_plugins(plugin or settings.worker.plugins)
+    entries = list(registered(kind, settings))
     if as_json:
         print_json({kind: entries})
         return
@@ -57,81 +43,3 @@ def list_(
             print(safe_text(f"    {option['name']}: {option['type']}{default}"))
         if entry["options"] is None:
             print("    (any option)")
-
-
-def _agents() -> Iterator[Entry]:
-    for name in list_agents():
-        agent = get_agent_class(name)
-        function = getattr(agent, "function", None)
-        made = [function] if function else [vars(base).get("__init__") for base in agent.__mro__]
-        yield _entry(name, agent.__doc__, agent.known_options(), made)
-
-
-def _tools(settings: Settings) -> Iterator[Entry]:
-    registry = get_global_tool_registry()
-    for name in registry.get_tool_names():
-        tool = registry.get_tool(name)
-        schema = tool.get_openai_tool_schema()
-        # A tool of a class without `options` accepts any setting; a function accepts none.
-        stated = getattr(type(tool), "__dict__", {}).get("options", {})
-        yield _entry(name, schema.function.description, stated, [])
-    for name, server in settings.worker.mcp.items():
-        place = server.command or hide_secret(server.arguments()["url"])
-        yield _entry(f"{MCP_PREFIX}{name}", f"The tools of the MCP server {place}.", {}, [])
-
-
-def _rewards() -> Iterator[Entry]:
-    for name in list_rewards():
-        reward = get_reward(name)
-        yield _entry(name, reward.function.__doc__, reward.options, [reward.function])
-
-
-def _entry(
-    name: str,
-    text: str | None,
-    options: Mapping[str, Any] | None,
-    made: list[Callable[..., Any] | None],
-) -> Entry:
-    """Return the entry of an agent, tool or reward; options None: any are accepted."""
-    paragraph = " ".join(inspect.cleandoc(text or "").partition("\n\n")[0].split())
-    first, stop, _ = paragraph.partition(". ")
-    summary = first + stop.strip()
-    defaults = _defaults(made)
-    return {
-        "name": name,
-        "summary": summary or "(it has no docstring)",
-        "options": None
-        if options is None
-        else [
-            {"name": option, "type": _type_text(kind)}
-            | ({"default": defaults[option]} if option in defaults else {})
-            for option, kind in sorted(options.items())
-        ],
-    }
-
-
-def _defaults(made: list[Callable[..., Any] | None]) -> dict[str, Any]:
-    """Return the default values in the signatures; the first signature takes precedence."""
-    found: dict[str, Any] = {}
-    for function in made:
-        if function is not None:
-            for parameter in inspect.signature(function).parameters.values():
-                if parameter.default is not parameter.empty:
-                    found.setdefault(parameter.name, parameter.default)
-    return found
-
-
-def _type_text(kind: Any) -> str:
-    """Return a type as in source code: `int | None`."""
-    if isinstance(kind, Mapping):
-        return f"{{{', '.join(kind)}}}"
-    if isinstance(kind, UnionType) or typing.get_origin(kind) is typing.Union:
-        return " | ".join(_type_text(part) for part in typing.get_args(kind))
-    if kind is NoneType:
-        return "None"
-    if kind is Any:
-        return "any"
-    plain = isinstance(kind, type) and not typing.get_args(kind)
-    return (
-        kind.__name__ if plain else str(kind).replace("typing.", "").replace("collections.abc.", "")
-    )

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from pipeline.contract.errors import InputError
-from rollout.commands.workers import WhileStdin, end_with_stdin
-from rollout.options import Json
+from rollout.options import Json, WhileStdin
+from rollout.parent_process import end_with_stdin
 from workers.offline_policy.policy import OfflinePolicyOptions
 from workers.offline_policy.server import run_server
 

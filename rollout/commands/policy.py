@@ -40,9 +40,7 @@ def publish(
     with opened(ctx) as deployment:
         found = deployment.find_run(run)
         is_new = deployment.transact(
-            lambda connection: publish_policy(
-                connection, found, version, endpoints=urls, uri=uri, mode=mode
-            )
+            publish_policy, found, version, endpoints=urls, uri=uri, mode=mode
         )
     print_answer(
         {"run": found.slug, "version": version, "mode": mode, "changed": is_new},
@@ -61,9 +59,7 @@ def list_(
     """List the published versions of a run, newest first."""
     with opened(ctx) as deployment:
         found = deployment.find_run(run)
-        published = deployment.transact(
-            lambda connection: list_policies(connection, found.run_id, most=limit)
-        )
+        published = deployment.transact(list_policies, found.run_id, most=limit)
     if as_json:
         versions = [
             each._asdict() | {"published_at": each.published_at.isoformat()} for each in published

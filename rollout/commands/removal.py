@@ -42,8 +42,8 @@ def rm(
     """
     with opened(ctx) as deployment:
         found = _exactly(deployment, run)
-        deployment.transact(lambda connection: require_removable(connection, found))
-        status = deployment.transact(lambda connection: run_status(connection, found))
+        deployment.transact(require_removable, found)
+        status = deployment.transact(run_status, found)
         size = f"{status.rollouts['total']} rollouts of {sum(status.groups.values())} prompts"
         rows: dict[str, int] = {}
         bodies = 0
@@ -65,14 +65,14 @@ def remove(deployment: Deployment, run: Run) -> tuple[dict[str, int], int]:
     Raises:
         NotAllowed: The run is in use.
     """
-    deployment.transact(lambda connection: begin_removal(connection, run))
+    deployment.transact(begin_removal, run)
     _let_workers_know(deployment, run)
     # Bodies first: after an interruption the rows still name them, and another call can go on.
     bodies = open_payloads(deployment.settings).delete_all(str(run.run_id))
     rows: Counter[str] = Counter()
-    while (part := deployment.transact(lambda c: remove_groups(c, run)))["groups"]:
+    while (part := deployment.transact(remove_groups, run))["groups"]:
         rows.update(part)
-    rows.update(deployment.transact(lambda connection: remove_rest(connection, run)))
+    rows.update(deployment.transact(remove_rest, run))
     return dict(rows), bodies
 
 
@@ -86,7 +86,7 @@ def _exactly(deployment: Deployment, name: str) -> Run:
 
 def _let_workers_know(deployment: Deployment, run: Run) -> None:
     """Wait until workers know that the rollouts were cancelled a moment ago (ADR 0010)."""
-    since = deployment.transact(lambda connection: seconds_since_cancel(connection, run))
+    since = deployment.transact(seconds_since_cancel, run)
     left = 2 * deployment.settings.lease.heartbeat_s - since if since is not None else 0.0
     if left > 0:
         note(f"Its rollouts were just cancelled: workers have {left:.0f} s to hear of it.")

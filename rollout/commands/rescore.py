@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -9,7 +10,7 @@ import typer
 from pipeline.store.status import run_status
 from rollout.deployment import Deployment, opened
 from rollout.options import DryRun, Json, RunName, WorkerOptions, parse_error_class, takes
-from rollout.output import note, print_json
+from rollout.output import note, print_answer, print_json
 from rollout.rescoring import RescoreJob, Rescorer, RescoreWait
 from rollout.tables import print_scores
 
@@ -66,35 +67,32 @@ def rescore(
 
 
 def _document(job: RescoreJob, requested: int, *, dry_run: bool) -> dict[str, Any]:
-    return {
-        "run": job.run.slug,
-        "reward": job.reward,
-        "requested": requested,
-        "dry_run": dry_run,
-    }
+    asked = {"run": job.run.slug, "reward": job.reward}
+    return asked | {"requested": requested, "dry_run": dry_run}
 
 
 def _print_request(job: RescoreJob, requested: int, *, dry_run: bool, as_json: bool) -> None:
-    if as_json:
-        print_json(_document(job, requested, dry_run=dry_run))
-        return
     verb = "would be" if dry_run else "are to be"
-    print(f"{requested} trajectories of run {job.run.slug} {verb} scored by {job.reward}.")
-    if not dry_run:
+    print_answer(
+        _document(job, requested, dry_run=dry_run),
+        f"{requested} trajectories of run {job.run.slug} {verb} scored by {job.reward}.",
+        as_json=as_json,
+    )
+    if not (dry_run or as_json):
         note(f"Workers of the queue {job.queue} score them: rollout worker --queues {job.queue}")
 
 
 def _print_end(
     deployment: Deployment, job: RescoreJob, ended: RescoreWait, *, as_json: bool
 ) -> None:
-    status = deployment.transact(lambda connection: run_status(connection, job.run))
+    status = deployment.transact(run_status, job.run)
     scores = [
         score
         for score in status.scores
         if score.name == job.reward or score.name.startswith(f"{job.reward}.")
     ]
     if as_json:
-        means = [{"name": s.name, "version": s.version, "n": s.n, "mean": s.mean} for s in scores]
+        means = [asdict(score) for score in scores]
         counts = {"scored": ended.scored, "failed": ended.failed, "scores": means}
         print_json(_document(job, ended.total, dry_run=False) | counts)
     else:

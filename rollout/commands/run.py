@@ -71,8 +71,5 @@ def resume(
 def _end(final: RunStatus | None, *, as_json: bool) -> None:
     if final is None:
         return
-    if as_json:
-        print_json(final.to_json())
-    else:
-        print_status(final)
+    print_status(final, as_json=as_json)
     raise typer.Exit(exit_code(final, go_on="resume"))

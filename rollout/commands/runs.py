@@ -62,10 +62,7 @@ def status(ctx: typer.Context, run: RunName = "@last", as_json: Json = False) ->
         found = deployment.transact(
             lambda connection: run_status(connection, find_run(connection, run))
         )
-    if as_json:
-        print_json(found.to_json())
-    else:
-        print_status(found)
+    print_status(found, as_json=as_json)
 
 
 def watch(
@@ -85,8 +82,5 @@ def watch(
         except KeyboardInterrupt:
             note(f"The run goes on. Watch it again: rollout watch {found.slug}")
             raise typer.Exit(130) from None
-    if as_json:
-        print_json(final.to_json())
-    else:
-        print_status(final)
+    print_status(final, as_json=as_json)
     raise typer.Exit(exit_code(final, go_on="continue"))

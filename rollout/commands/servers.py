@@ -1,25 +1,21 @@
-"""`rollout up`, `down`, `ps`: the private servers and the processes of a data directory."""
+"""`rollout up`, `down`: the private servers and the processes of a data directory."""
 
 from __future__ import annotations
 
 import shlex
 import sys
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from pipeline.contract.errors import PipelineError
 from pipeline.settings import Settings
-from pipeline.store.engine import transact
-from pipeline.store.processes import Process, list_processes
 from rollout.deployment import (
-    borrowed_store,
     open_deployment,
     private_services,
     settings_of,
 )
 from rollout.options import DryRun, Json, WorkerOptions, Yes, takes
-from rollout.output import confirm, fields, note, print_json, print_table
+from rollout.output import confirm, note, print_json
 from rollout.supervision import (
     WORKER,
     LocalProcesses,
@@ -27,9 +23,6 @@ from rollout.supervision import (
     stop_processes,
     worker_end_s,
 )
-
-#: Fields of a process in documents.
-_PROCESS_FIELDS = ("kind", "pid", "stays", "started_at", "log")
 
 
 @takes(WorkerOptions, "local")
@@ -49,7 +42,7 @@ def up(
         missing = workers - sum(child.kind == WORKER for child in processes.staying())
         processes.start(workers=max(0, missing), options=local)
         urls = _urls(settings, deployment.settings)
-    children = [fields(child, *_PROCESS_FIELDS) for child in find_processes(settings.data_dir)]
+    children = [child.to_json() for child in find_processes(settings.data_dir)]
     if as_json:
         print_json({"urls": urls, "processes": children})
         return
@@ -81,7 +74,7 @@ def down(
         stop_processes(children, timeout_s=worker_end_s(settings))
         services.down()
     document = {
-        "processes": [fields(child, *_PROCESS_FIELDS) for child in children],
+        "processes": [child.to_json() for child in children],
         "services": running,
         "dry_run": dry_run,
     }
@@ -93,49 +86,6 @@ def down(
         print(f"{'Would stop' if dry_run else 'Stopped'} {stopped}.")
 
 
-def ps(ctx: typer.Context, as_json: Json = False) -> None:
-    """List servers and processes; starts nothing.
-
-    The last table lists the processes that the store knows, also on other machines.
-    """
-    settings = settings_of(ctx)
-    services = private_services(settings).status()
-    children = find_processes(settings.data_dir)
-    seen = _seen(settings)
-    if as_json:
-        print_json(
-            {
-                "services": [
-                    fields(server, "name", "running", "pid", "url", "log")
-                    | ({} if server.running else {"url": None})
-                    for server in services
-                ],
-                "processes": [fields(child, *_PROCESS_FIELDS) for child in children],
-                "seen": [_seen_json(process) for process in seen],
-            }
-        )
-        return
-    print_table(
-        ("private server", "state", "pid", "log"),
-        [
-            (server.name, "running" if server.running else "stopped", server.pid, server.log)
-            for server in services
-        ],
-    )
-    print_table(
-        ("process", "pid", "started", "stays", "log"),
-        [
-            (child.kind, child.pid, child.started_at, "yes" if child.stays else "no", child.log)
-            for child in children
-        ],
-    )
-    print_table(
-        ("seen by the store", "kind", "silent for", "in flight", "capacity"),
-        [(p.process_id, p.kind, f"{p.silent_s:.1f} s", p.in_flight, p.capacity) for p in seen],
-        right=("in flight", "capacity"),
-    )
-
-
 def _urls(named: Settings, resolved: Settings) -> dict[str, str]:
     """Return the environment variables with the private servers' URLs."""
     found: dict[str, str] = {"ROLLOUT_DATA_DIR": str(named.data_dir)}
@@ -145,22 +95,3 @@ def _urls(named: Settings, resolved: Settings) -> dict[str, str]:
     if named.broker.url is None and resolved.broker.url is not None:
         found["ROLLOUT_BROKER__URL"] = resolved.broker.url.get_secret_value()
     return found
-
-
-def _seen(settings: Settings) -> list[Process]:
-    """Return the processes in the store, without starting its server."""
-    if settings.embedded_database:
-        server = next(s for s in private_services(settings).status() if s.name == "postgres")
-        if not server.running:
-            return []
-    with borrowed_store(settings) as engine:
-        try:
-            return transact(engine, list_processes)
-        except PipelineError as error:
-            note(f"The store was not asked: {error}")
-            return []
-
-
-def _seen_json(process: Process) -> dict[str, Any]:
-    names = ("process_id", "kind", "silent_s", "in_flight", "capacity", "stopping")
-    return fields(process, *names) | {"silent_s": round(process.silent_s, 3)}

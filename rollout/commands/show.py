@@ -2,43 +2,23 @@
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from pipeline.contract.trajectory import TrajectoryRecord
-from pipeline.queue.payloads import open_payloads
-from pipeline.store.inspection import (
-    StoredBody,
-    find_group,
-    find_rollout,
-    read_group,
-    read_rollout,
-)
+from pipeline.store.inspection import find_group, find_rollout, read_group, read_rollout
 from pipeline.store.runs import find_run
 from pipeline.store.samples import list_groups
 from pipeline.store.status import run_status
-from pipeline.trainer.bodies import read_record, read_tokens
-from rollout.deployment import Deployment, opened
-from rollout.options import Json, RunName
-from rollout.output import print_json, print_table
+from rollout.deployment import opened
+from rollout.options import GroupName, Json, RolloutName, RunName
+from rollout.output import print_fields, print_json
 from rollout.rollout_tables import print_group, print_groups, print_messages, print_rollout
 from rollout.segment_tables import print_segments, segments_document
+from rollout.stored_attempts import record_of, segments_of, stored_body
 from rollout.tables import print_status
 
-if TYPE_CHECKING:
-    from pipeline.tokens.segments import Segments
-
 show = typer.Typer(help="Show a run, a group or a rollout.", no_args_is_help=True)
-
-GroupName = Annotated[
-    str, typer.Argument(metavar="GROUP", help="A label (math7-g000013) or the prefix of an id.")
-]
-RolloutName = Annotated[
-    str,
-    typer.Argument(metavar="ROLLOUT", help="A label (math7-g000013-r3) or the prefix of an id."),
-]
 
 
 @show.command("run")
@@ -75,8 +55,8 @@ def show_run(
         )
         return
     print_status(status)
-    print_table(("asked for", "value"), _rows(config))
-    print_table(("came from", "value"), _rows(origin))
+    print_fields("asked for", config)
+    print_fields("came from", origin)
     print_groups(groups, total=sum(status.groups.values()))
 
 
@@ -118,9 +98,9 @@ def show_rollout(
         found = deployment.transact(
             lambda connection: read_rollout(connection, find_rollout(connection, rollout))
         )
-        stored = _stored(found, attempt)
-        record = _record(deployment, stored) if messages or raw or as_json else None
-        merged = _segments(deployment, stored) if tokens else None
+        stored = stored_body(found, attempt)
+        record = record_of(deployment, stored) if messages or raw or as_json else None
+        merged = segments_of(deployment, stored) if tokens else None
     for each in found["attempts"]:
         del each["trajectory"]
     if raw and not as_json:
@@ -138,35 +118,3 @@ def show_rollout(
             print_messages(record)
         if merged:
             print_segments(merged)
-
-
-def _rows(values: dict[str, Any]) -> list[tuple[str, Any]]:
-    """Return the rows of a run's table; empty fields are left out."""
-    return [
-        (name, value if isinstance(value, (str, int, float)) else json.dumps(value))
-        for name, value in values.items()
-        if value not in (None, {}, [])
-    ]
-
-
-def _stored(found: dict[str, Any], attempt: int | None) -> StoredBody | None:
-    wanted = attempt or found["winner_attempt_no"]
-    stored = [
-        each["trajectory"]
-        for each in found["attempts"]
-        if each["trajectory"] is not None and wanted in (None, each["attempt_no"])
-    ]
-    return stored[-1] if stored else None
-
-
-def _record(deployment: Deployment, stored: StoredBody | None) -> TrajectoryRecord | None:
-    return read_record(stored, open_payloads(deployment.settings)) if stored else None
-
-
-def _segments(deployment: Deployment, stored: StoredBody | None) -> Segments:
-    # These modules load numpy, which no other command of this module needs.
-    from pipeline.tokens.segments import merge_calls
-    from pipeline.tokens.token_body import unpack_tokens
-
-    body = read_tokens(stored, open_payloads(deployment.settings)) if stored else b""
-    return merge_calls(unpack_tokens(body))

@@ -9,14 +9,14 @@ from typing import Annotated, Any
 import typer
 
 from pipeline.contract.errors import InputError
-from producers.datasets import Prompt, read_prompts
+from producers.datasets import read_prompts
 from rollout.deployment import settings_of
 from rollout.known_names import require_known
 from rollout.options import Json
 from rollout.output import print_json, print_table
 from rollout.run_options import E_OPTION, SubmitOptions, run_config
 from workers.agents.coding_agent import CodingAgent
-from workers.agents.task_check import TaskCheck, check_task
+from workers.agents.task_check import check_tasks
 from workers.core.registry import get_agent_class
 from workers.sandbox.kinds import set_default_kind
 
@@ -56,7 +56,7 @@ def check(
     if not isinstance(made, CodingAgent):
         raise InputError(f"Agent {asked.agent!r} has no tasks with tests.", code=E_OPTION)
     prompts = list(read_prompts(file, limit=limit))
-    checks = asyncio.run(_check_all(prompts, made, concurrency))
+    checks = asyncio.run(check_tasks([each.payload for each in prompts], made, concurrency))
     rows = [
         {"task": prompt.payload.get("id", prompt.row_no), **asdict(found)}
         for prompt, found in zip(prompts, checks, strict=True)
@@ -67,18 +67,6 @@ def check(
     else:
         _print_checks(rows)
     raise typer.Exit(0 if is_good else EXIT_BAD_TASKS)
-
-
-async def _check_all(
-    prompts: list[Prompt], agent: CodingAgent, concurrency: int
-) -> list[TaskCheck]:
-    places = asyncio.Semaphore(concurrency)
-
-    async def check_one(prompt: Prompt) -> TaskCheck:
-        async with places:
-            return await check_task(prompt.payload, agent)
-
-    return await asyncio.gather(*map(check_one, prompts))
 
 
 def _print_checks(rows: list[dict[str, Any]]) -> None:

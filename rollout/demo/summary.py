@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import text
-
 from pipeline.store.inspection import errors_by_class
 from pipeline.store.runs import Run
+from pipeline.store.samples import count_correct
 from pipeline.store.status import RunStatus
-from rollout.commands.errors import errors_by_tool
+from rollout.batch_tables import print_batch
 from rollout.deployment import Deployment
 from rollout.output import console, counts, number, print_table
 from rollout.pass_rates import mean_pass_at_k
-from rollout.tables import print_batch, print_errors, reward_text
+from rollout.tables import print_errors, reward_text
+from rollout.tool_errors import errors_by_tool
 
 _NEXT = """\
 Next, with your own endpoint (or the stand-in, in another terminal):
@@ -68,7 +68,7 @@ def print_summary(deployment: Deployment, run: Run, status: RunStatus, batch: An
 
 def _print_troubles(deployment: Deployment, run: Run) -> None:
     print("Injected failures. Most were retried, the rest are error rollouts:")
-    found = deployment.transact(lambda connection: errors_by_class(connection, run))
+    found = deployment.transact(errors_by_class, run)
     print_errors(found, by="class")
     tools = errors_by_tool(deployment, run)
     print_errors(tools, by="tool")
@@ -76,16 +76,7 @@ def _print_troubles(deployment: Deployment, run: Run) -> None:
 
 def _pass_rates(deployment: Deployment, run: Run) -> dict[int, float | None]:
     """Return pass@1 and pass@n; a failed rollout counts as a try without a correct answer."""
-    rows = deployment.transact(
-        lambda connection: connection.execute(
-            text(
-                "SELECT count(*) AS n, count(*) FILTER (WHERE reward >= 1) AS correct"
-                " FROM rollouts WHERE run_id = :run_id GROUP BY group_id"
-            ),
-            {"run_id": run.run_id},
-        ).all()
-    )
-    groups = [(row.n, row.correct) for row in rows]
+    groups = deployment.transact(count_correct, run)
     return {k: mean_pass_at_k(groups, k) for k in sorted({1, run.config.n})}
 
 

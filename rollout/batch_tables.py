@@ -1,0 +1,56 @@
+"""The output of `rollout pull`: a train batch as a table, or as a document."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rollout.output import number, print_table
+from rollout.tables import prompt_preview
+
+if TYPE_CHECKING:
+    from pipeline.trainer.train_batch import TrainBatch
+
+
+def print_batch(batch: TrainBatch) -> None:
+    """Print one line per group of a batch."""
+    again = ", again" if batch.replayed else ""
+    print_table(
+        ("group", "rollouts", "rewards", "mean", "std", "prompt"),
+        [
+            (
+                f"g{group.group_no:06d}",
+                f"{len(group.rollouts)}/{group.n_target}",
+                " ".join(number(rollout.reward, 2) for rollout in group.rollouts),
+                number(group.reward_mean, 2),
+                number(group.reward_std, 2),
+                prompt_preview(group.prompt),
+            )
+            for group in batch.groups
+        ],
+        title=f"{batch.run}, step {batch.step} of {batch.consumer}{again}",
+        right=("mean", "std"),
+    )
+
+
+def batch_json(batch: TrainBatch) -> dict[str, Any]:
+    """Return the document of `rollout pull --json`."""
+    return {
+        "step": batch.step,
+        "groups": [
+            {
+                "group_id": str(group.group_id),
+                "prompt": group.prompt,
+                "rollouts": [
+                    {
+                        "rollout_id": str(rollout.rollout_id),
+                        "reward": rollout.reward,
+                        "stop_reason": rollout.stop_reason,
+                        "messages": rollout.messages,
+                    }
+                    for rollout in group.rollouts
+                ],
+            }
+            for group in batch.groups
+        ],
+        "replayed": batch.replayed,
+    }
