@@ -22,6 +22,7 @@ from fixtures.brokers import (
     delete_queues,
     moto_server,
 )
+from fixtures.order import order_for
 from fixtures.progress import register_progress
 from fixtures.servers import PrivateServers
 from hypothesis import HealthCheck
@@ -36,9 +37,10 @@ from workers.sandbox.kinds import choose_local
 _FOREIGN = ("ROLLOUT_", "OPENAI_", "ANTHROPIC_", "AWS_", "BASE_URL", "MODEL_ID")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the fault tests: they wait, and the others need the processors meanwhile."""
-    items.sort(key=lambda item: item.path.parent.name != "faults")
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Begin with the tests that wait: the others need the processors meanwhile."""
+    processes = getattr(config, "workerinput", {}).get("workercount", 1)
+    items[:] = order_for(items, processes)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -49,7 +49,7 @@ def offline_policy(folder: Path) -> Iterator[PolicyStarter]:
     command_line = CommandLine(folder)
 
     def start(*options: str) -> str:
-        return command_line.start("offline-policy", *options, forked=True).ready()["base_url"]
+        return command_line.start("offline-policy", *options).ready()["base_url"]
 
     yield start
     command_line.close()

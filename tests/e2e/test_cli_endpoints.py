@@ -108,7 +108,7 @@ def test_a_run_moves_with_its_model_server(rollout, folder, offline_policy):
 
 def test_a_run_over_two_endpoints_outlives_one_of_them(rollout, folder):
     questions(folder / "sums.jsonl", 30)
-    servers = [rollout.start("offline-policy", "--latency-ms", "100", forked=True) for _ in "ab"]
+    servers = [rollout.start("offline-policy", "--latency-ms", "100") for _ in "ab"]
     urls = [server.ready()["base_url"] for server in servers]
     both = ("--base-url", urls[0], "--base-url", urls[1])
     running = rollout.start(

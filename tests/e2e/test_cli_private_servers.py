@@ -41,7 +41,7 @@ def test_reading_beside_up_says_nothing_and_stops_nothing(bare_rollout, folder):
 
 def test_up_keeps_the_server_of_a_command_that_still_reads(bare_rollout, folder):
     submitted(bare_rollout, folder)
-    watch = bare_rollout.start("watch", "sums", forked=True)
+    watch = bare_rollout.start("watch", "sums")
     wait_until(lambda: "runs for this command only" in watch.err, 60)
     bare_rollout("up", "--workers", "0")
     assert watch.end(signal.SIGINT).code == 130

@@ -102,7 +102,7 @@ def test_an_interrupted_rescore_leaves_no_process_and_says_how_to_go_on(scored, 
 
 def test_workers_that_read_the_queue_of_the_run_score_it(scored):
     worker = ("worker", "--queues", "rollouts.sums", "--plugin", "mine.py", "--json")
-    scored.start(*worker, forked=True).ready()
+    scored.start(*worker).ready()
     done = scored("rescore", "sums", "--json")
     assert (done.document["scored"], done.document["failed"]) == (6, 0)
     assert "is started here" not in done.err

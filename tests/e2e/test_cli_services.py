@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,7 +39,7 @@ def services(
 
 
 def start(services: CommandLine, *arguments: str) -> Running:
-    running = services.start(*arguments, "--json", forked=True)
+    running = services.start(*arguments, "--json")
     running.ready()
     return running
 
@@ -238,6 +240,9 @@ def test_a_file_that_hides_our_package_is_named(rollout, folder, offline_policy)
     assert (checked.code, names["status"]) == (0, "warning")
     assert f"`workers` by {folder}/workers.py" in names["detail"]
     # Started by `python -m`, as here, a command looks into its folder first.
-    done = rollout.start("worker").end()
-    assert done.code == 3
-    assert f"E143 {folder}/workers.py hides the package `workers`" in done.err
+    command = [sys.executable, "-m", "rollout", "worker"]
+    done = subprocess.run(
+        command, cwd=folder, env=rollout.environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 3
+    assert f"E143 {folder}/workers.py hides the package `workers`" in done.stderr

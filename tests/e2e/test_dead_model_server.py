@@ -22,8 +22,8 @@ def test_failing_calls_are_in_status_and_log_while_they_are_retried(rollout, fol
     base_url = f"http://127.0.0.1:{closed_port}/v1"
     questions(folder / "sums.jsonl", 4)
     rollout("submit", "sums.jsonl", "--run", "sums", "--base-url", base_url, "--model", "m")
-    rollout.start("controller", environment=OFTEN, forked=True)
-    worker = rollout.start("worker", environment=OFTEN, forked=True)
+    rollout.start("controller", environment=OFTEN)
+    worker = rollout.start("worker", environment=OFTEN)
 
     def failing() -> dict:
         status = rollout.json("status", "sums")

@@ -6,7 +6,7 @@ A test that leaves work behind takes its deployment with it; the next one gets a
 import os
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,9 +16,12 @@ if str(ROOT) not in sys.path:
     sys.path.append(str(ROOT))
 
 from fixtures.brokers import missing  # noqa: E402
+from fixtures.fork_server import start_module  # noqa: E402
 
 from benchmarks.faults.deployment import Deployment  # noqa: E402
+from benchmarks.faults.processes import Started, start_python  # noqa: E402
 from benchmarks.faults.servers import BrokerMissing  # noqa: E402
+from benchmarks.faults.worker import SKEW_VARIABLE  # noqa: E402
 
 BROKERS = ("redis", "rabbitmq", "sqs")
 
@@ -32,6 +35,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(TIMEOUT_S))
 
 
+def start_process(
+    module: str, arguments: Sequence[str], environment: Mapping[str, str], log: Path
+) -> Started:
+    """Fork controllers, workers and trainers, unless their clock is set before any import."""
+    start = start_python if SKEW_VARIABLE in environment else start_module
+    return start(module, arguments, environment, log)
+
+
 class Deployments:
     """Keeps the deployment of one broker, as long as it is quiet."""
 
@@ -42,7 +53,7 @@ class Deployments:
     def get(self) -> Deployment:
         if self._kept is None:
             try:
-                self._kept = Deployment(self._broker).__enter__()
+                self._kept = Deployment(self._broker, start_process=start_process).__enter__()
             except BrokerMissing as error:
                 missing(str(error))
         assert self._kept is not None

@@ -8,7 +8,7 @@ from fixtures.brokers import missing
 from benchmarks.faults.deployment import Deployment
 from benchmarks.faults.resume import run_trial, trial_size
 from benchmarks.faults.servers import BrokerMissing
-from faults.conftest import BROKERS
+from faults.conftest import BROKERS, start_process
 
 #: The goal on a quiet machine is 1.2: the call under way, and what is not sent yet. A busy machine
 #: delays frames; without journals a lost attempt costs half of the rollout's calls and more.
@@ -20,7 +20,7 @@ TURNS = 10
 def deployment(request: pytest.FixtureRequest) -> Iterator[Deployment]:
     size = trial_size(in_flight=24, workers=2, turns=TURNS, latency_ms=400.0, after_s=0.0)
     try:
-        with Deployment(request.param, size) as made:
+        with Deployment(request.param, size, start_process=start_process) as made:
             yield made
     except BrokerMissing as error:
         missing(str(error))

@@ -8,6 +8,7 @@ a row names only rows above it in the file, so no arrow leads upward.
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
 PACKAGES = ("rollout", "pipeline", "workers", "producers", "migrations", "benchmarks")
 
 MAX_LINES = 400
@@ -86,7 +88,7 @@ LAYERS = {
     ),
     "remote results": Layer(
         ("pipeline.agentcore",),
-        (*PURE, "redaction", "service loop", "limits", "remote calls", *ADAPTERS),
+        (*PURE, "redaction", "service loop", "tokens", "limits", "remote calls", *ADAPTERS),
     ),
     "controller": Layer(
         ("pipeline.controller",),
@@ -114,7 +116,7 @@ LAYERS = {
         ("workers.agentic_rollout",), ("library", "token rows", "model clients")
     ),
     # Runs in an agent's container, without Celery or a database driver.
-    "agent apps": Layer(("workers.agentcore",), ("contract",)),
+    "agent apps": Layer(("workers.agentcore",), ("contract", "redaction")),
     "gateway": Layer(("workers.gateway",), ("contract", "library", "model clients")),
     "worker process": Layer(
         ("workers.process",),
@@ -288,6 +290,29 @@ def test_the_contract_uses_the_standard_library_and_pydantic_only():
         if top not in (allowed | sys.stdlib_module_names | {"pipeline"}):
             foreign.append(str(item))
     assert not foreign
+
+
+def test_each_file_of_the_reading_order_calls_those_beside_it():
+    rows = [line for line in ARCHITECTURE.read_text().splitlines() if re.match(r"\| \d \|", line)]
+    files = [re.findall(r"\(\.\./([\w/]+)\.py\)", row) for row in rows]
+    calls = [(row[0], called) for row in files for called in row[1:]]
+    calls += [(files[n - 1][0], files[m - 1][0]) for n, m in ((3, 4), (3, 5), (6, 7), (7, 8))]
+    imported = {(item.source, item.target) for item in all_imports()}
+    arrows = {tuple(path.replace("/", ".") for path in call) for call in calls}
+    assert len(rows) == 9
+    assert not arrows - imported
+
+
+def test_only_the_store_speaks_sql():
+    speakers = [
+        module_of(path)
+        for path in source_files()
+        if layer_of(module_of(path)) not in ("store", "migrations", "benchmarks")
+        for node in ast.walk(syntax_of(path))
+        if isinstance(node, ast.ImportFrom) and node.module == "sqlalchemy"
+        if {"text", "select", "insert", "update", "delete"} & {alias.name for alias in node.names}
+    ]
+    assert not speakers
 
 
 def test_no_module_reads_the_environment_while_it_is_imported():

@@ -13,6 +13,7 @@ from pipeline.contract.trajectory import digest_of, unpack_record
 from pipeline.tokens.token_body import unpack_tokens
 from workers.core.model_response import ModelResponse
 from workers.core.registry import register_agent
+from workers.process.attempt import Attempt
 
 FIRST = ModelResponse(
     "Action: calculator(expression='1+1')",
@@ -120,3 +121,21 @@ def test_a_running_attempt_holds_no_prompt_ids_as_a_list(engine, make_worker):
     (completion,) = make_worker(answer).work(StoredRun(engine, agent="long"))
     assert completion.outcome == "succeeded"
     assert held == [False, False]
+
+
+def test_an_attempt_that_ended_is_freed_at_once(engine, make_worker):
+    """A garbage collection comes too late: one attempt may hold megabytes of tokens."""
+    story = StoredRun(engine, agent="react", tools=["calculator"])
+    worker = make_worker(FIRST, SECOND)
+    gc.collect()
+    others = attempts()  # of tests whose agents do not stop
+    gc.disable()
+    try:
+        worker.work(story)
+        assert [each for each in attempts() if each not in others] == []
+    finally:
+        gc.enable()
+
+
+def attempts() -> list[Attempt]:
+    return [each for each in gc.get_objects() if type(each) is Attempt]

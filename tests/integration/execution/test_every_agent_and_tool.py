@@ -19,8 +19,8 @@ from pipeline.contract.errors import Action, ErrorClass, ModelTransportError
 from pipeline.contract.trajectory import TrajectoryRecord, unpack_record
 from pipeline.store.engine import transact
 from pipeline.store.status import run_status
-from rollout.commands.errors import errors_by_tool
 from rollout.deployment import Deployment
+from rollout.tool_errors import errors_by_tool
 from workers.core.model_response import ModelResponse, NativeToolCall
 from workers.core.registry import BUILTIN_AGENTS, register_agent
 from workers.core.tool_registry import BUILTIN_TOOLS

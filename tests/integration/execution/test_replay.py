@@ -19,7 +19,9 @@ from pipeline.contract.messages import Completion
 from pipeline.contract.trajectory import TrajectoryRecord, unpack_record
 from pipeline.queue.payloads import FolderPayloads
 from pipeline.redaction import Redactor
+from pipeline.store.engine import transact
 from pipeline.store.inspection import read_rollout
+from pipeline.store.policies import publish_policy
 from pipeline.store.runs import get_run
 from pipeline.store.status import run_status
 from pipeline.tokens.token_body import unpack_tokens
@@ -53,9 +55,8 @@ def turn(number: int) -> ModelResponse:
     )
 
 
-@pytest.fixture
-def story(engine: Engine) -> StoredRun:
-    """A run of an agent that talks for four turns."""
+def talkers_run(engine: Engine, **config: Any) -> StoredRun:
+    """Return a run of an agent that talks for four turns."""
 
     @register_agent("talker")
     async def talker(prompt: dict[str, Any], llm: Any) -> str:
@@ -65,7 +66,12 @@ def story(engine: Engine) -> StoredRun:
             messages += [response.to_message(), {"role": "user", "content": "go on"}]
         return response.text
 
-    return StoredRun(engine, agent="talker", reward=None)
+    return StoredRun(engine, agent="talker", reward=None, **config)
+
+
+@pytest.fixture
+def story(engine: Engine) -> StoredRun:
+    return talkers_run(engine)
 
 
 def one_by_one(*, fails_at: int | None = None) -> Iterator[Any]:
@@ -90,6 +96,33 @@ def test_a_retried_rollout_goes_on_where_it_was(story: StoredRun, make_worker: M
     assert done.tokens_saved == 12 + 24
     # Three calls of the first attempt, one of which failed, and the two that were left.
     assert len(worker.client.calls) == 5
+
+
+@pytest.mark.parametrize(
+    ("published", "max_staleness", "replayed"),
+    [(6, 2, 2), (7, 2, 1), (8, 2, 0), (9, None, 2), (0, 0, 2)],
+)
+def test_calls_that_are_too_stale_are_not_replayed(
+    engine: Engine,
+    make_worker: MakeWorker,
+    published: int,
+    max_staleness: int | None,
+    replayed: int,
+) -> None:
+    """The first call counts with version 4, the smaller one; the second with 5."""
+    first = replace(turn(0), policy_version=6, metadata={"policy_version_before": 4})
+    second = replace(turn(1), policy_version=5, metadata={})
+    lost = ModelTransportError("The server went away.", code="http_503")
+    again = [first, second][: 2 - replayed]
+    answers = iter([first, second, lost, *again, turn(2), turn(3)])
+    story = talkers_run(engine, max_staleness=max_staleness)
+    worker = make_worker(lambda: next(answers), **EVERY)
+    worker.work(story)
+    if published:
+        transact(engine, lambda c: publish_policy(c, story.run, published))
+        story.run = transact(engine, lambda c: get_run(c, story.run.slug))
+    (done,) = worker.work(story)
+    assert (done.outcome, done.n_turns, done.calls_replayed) == ("succeeded", TURNS, replayed)
 
 
 def test_a_replayed_call_keeps_tokens_logprobs_and_versions(

@@ -22,7 +22,7 @@ from pipeline.requests import rescore_request_of
 from pipeline.store.accounting import check_accounting
 from pipeline.store.engine import transact
 from pipeline.store.operations import begin_cancel, cancel_rollouts
-from pipeline.store.rescore_requests import count_rescorable, read_rescorable
+from pipeline.store.rescorable import count_rescorable, read_rescorable
 from pipeline.store.rescores import record_rescores
 from pipeline.trainer.client import TrainerClient
 from workers.core.model_response import ModelResponse

@@ -81,7 +81,8 @@ def script(draw: random.Random) -> list[list[Call]]:
     def ids(least: int = 1) -> list[int]:
         return [draw.randrange(150_000) for _ in range(draw.randint(least, 12))]
 
-    contexts: dict[str, list[int]] = {"": ids(3)}
+    # Of long answers only the new ids are parsed.
+    contexts: dict[str, list[int]] = {"": ids(3) * draw.choice([1, 400])}
     rounds: list[list[Call]] = []
     for _ in range(draw.randint(1, MOST_CALLS)):
         agent = "critic" if draw.random() < 0.15 else ""

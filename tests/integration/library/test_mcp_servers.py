@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("mcp")
-
 from fixtures.scripted_worker import ScriptedWorker
 from fixtures.stored_run import StoredRun
 from sqlalchemy import Engine
@@ -21,6 +19,8 @@ from pipeline.redaction import Redactor
 from rollout.app import run_command
 from workers.core.tool_call import invoke_tool
 from workers.tools.mcp_servers import MCPServerError, MCPServers
+
+pytestmark = pytest.mark.skipif(find_spec("mcp") is None, reason="mcp is not installed")
 
 SERVER = '''
 import os

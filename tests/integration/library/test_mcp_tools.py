@@ -1,13 +1,14 @@
 import sys
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
 
-pytest.importorskip("mcp")
-
 from workers.agents.tool_agent import ToolAgent
 from workers.core.model_response import ModelResponse, NativeToolCall
 from workers.tools.mcp_tools import mcp_tools
+
+pytestmark = pytest.mark.skipif(find_spec("mcp") is None, reason="mcp is not installed")
 
 SERVER = '''
 import os

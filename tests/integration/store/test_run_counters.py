@@ -202,11 +202,9 @@ def test_writers_of_one_run_and_folding_do_not_wait_for_each_other(engine: Engin
         story.record(story.succeeded(story.claim_one()))
 
     def impatient(work: Callable[[Connection], Any]) -> Any:
-        def run(connection: Connection) -> Any:
-            connection.execute(text("SET LOCAL lock_timeout = '10s'"))
-            return work(connection)
-
-        return transact(engine, run, tries=1)
+        with engine.begin() as second:
+            second.execute(text("SET LOCAL lock_timeout = '10s'"))
+            return work(second)
 
     one, other = story.claim(2)
     with engine.begin() as connection:

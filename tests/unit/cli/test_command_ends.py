@@ -7,9 +7,9 @@ import json
 import pytest
 
 from pipeline.contract.errors import ServiceUnavailable
+from pipeline.contract.url_secrets import hide_secret
 from rollout import app as command_line
 from rollout.app import run_command
-from rollout.commands.configuration import hide_secret
 
 
 @pytest.fixture(autouse=True)
