@@ -87,7 +87,7 @@ def _request_bytes(run: Run, claimed: list[ClaimedAttempt]) -> float:
 
 
 def _claim(engine: Engine, run: Run) -> list[ClaimedAttempt]:
-    return transact(engine, lambda c: claim(c, run, most=_BATCH, lease_s=60))
+    return transact(engine, claim, run, most=_BATCH, lease_s=60)
 
 
 def _work(engine: Engine, run: Run, claimed: list[ClaimedAttempt]) -> None:
@@ -97,9 +97,9 @@ def _work(engine: Engine, run: Run, claimed: list[ClaimedAttempt]) -> None:
         for one in claimed
     ]
     beat = Heartbeat(worker_id="worker@host", sequence=1, attempts=tuple(beats))
-    transact(engine, lambda c: keep_alive(c, [beat], lease_s=30))
+    transact(engine, keep_alive, [beat], lease_s=30)
     said = [completion_of(run, one, b"\0") for one in claimed]
-    transact(engine, lambda c: record_outcomes(c, said))
+    transact(engine, record_outcomes, said)
 
 
 def _log_position(engine: Engine) -> float:

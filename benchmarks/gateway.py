@@ -19,15 +19,17 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
-import openai
 from aiohttp import web
 
 from benchmarks.mock_server import MockServer
 from benchmarks.report import Figure
 from pipeline.queue.gateway_keys import GatewayKey, GatewayKeys
+
+if TYPE_CHECKING:
+    import openai
 
 _SECRET = "of the benchmark"
 _MODEL = "mock"
@@ -41,6 +43,8 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 async def measure_gateway(*, pairs: int) -> list[Figure]:
     """Measure CPU and latency by call, and the time to the first piece with 500 streams."""
+    import openai  # every command of the benchmarks imports this module
+
     with MockServer() as mock, _gateway(mock.base_url) as (pid, base_url):
         direct = openai.AsyncOpenAI(base_url=mock.base_url, api_key="x", max_retries=0)
         through = openai.AsyncOpenAI(base_url=base_url, api_key=_key(), max_retries=0)
@@ -141,6 +145,7 @@ def _key() -> str:
     key = GatewayKey(
         run_id=uuid.UUID(int=1),
         run="bench",
+        group_id=uuid.uuid4(),
         rollout_id=uuid.uuid4(),
         attempt_no=1,
         label="bench-g000000-r0-a1",

@@ -104,9 +104,9 @@ class _GrownStore:
         self._run = enqueue_prompts(self._engine, "today", prompts=queued // GROUP, n=GROUP)
         unwanted = _CANCELS * BATCH // GROUP
         self._unwanted = enqueue_prompts(self._engine, "unwanted", prompts=unwanted, n=GROUP)
-        transact(self._engine, lambda c: begin_cancel(c, self._unwanted))
+        transact(self._engine, begin_cancel, self._unwanted)
         tidy(self._engine)
-        self._past = transact(self._engine, lambda c: get_run(c, PAST_RUN))
+        self._past = transact(self._engine, get_run, PAST_RUN)
         self._client = TrainerClient(self._engine, run="today", consumer="bench")
         url = self._engine.url.set(drivername="postgresql")
         self._raw = psycopg.connect(url.render_as_string(hide_password=False), prepare_threshold=0)
@@ -138,35 +138,33 @@ class _GrownStore:
         enqueue_prompts(self._engine, name, prompts=_CHUNK, n=GROUP)
 
     def claim(self) -> None:
-        claimed = transact(self._engine, lambda c: claim(c, self._run, most=BATCH, lease_s=60))
+        claimed = transact(self._engine, claim, self._run, most=BATCH, lease_s=60)
         self._claimed.append(claimed)
 
     def ingest(self) -> None:
         said = [completion_of(self._run, one, self._body) for one in self._claimed.pop(0)]
-        transact(self._engine, lambda c: record_outcomes(c, said))
+        transact(self._engine, record_outcomes, said)
 
     def status(self) -> None:
-        transact(self._engine, lambda c: run_status(c, self._past))
+        transact(self._engine, run_status, self._past)
 
     def errors(self) -> None:
-        transact(self._engine, lambda c: errors_by_class(c, self._past))
+        transact(self._engine, errors_by_class, self._past)
 
     def short_pull(self) -> None:
         transact(
             self._engine,
-            lambda c: lease_batch(
-                c,
-                self._past,
-                consumer="bench",
-                step=0,
-                spec=BatchSpec(groups=1),
-                policy_version=None,
-                lease_s=60,
-            ),
+            lease_batch,
+            self._past,
+            consumer="bench",
+            step=0,
+            spec=BatchSpec(groups=1),
+            policy_version=None,
+            lease_s=60,
         )
 
     def cancel(self) -> None:
-        transact(self._engine, lambda c: cancel_rollouts(c, self._unwanted, most=BATCH))
+        transact(self._engine, cancel_rollouts, self._unwanted, most=BATCH)
 
     def pull(self) -> None:
         self._client.pull(next(self._steps), BatchSpec(groups=1))

@@ -73,12 +73,12 @@ def measure_cycles(engine: Engine, *, cycles: int) -> float:
             engine, run=name, config=config, source=PromptSource("bench"), prompts=chunk
         )
         run = report.run
-        claimed = transact(engine, lambda c, run=run: claim(c, run, most=_BATCH, lease_s=60))
+        claimed = transact(engine, claim, run, most=_BATCH, lease_s=60)
         done = [
             completion_of(run, attempt, data)
             for attempt, data in zip(claimed, bodies, strict=False)
         ]
-        transact(engine, lambda c, done=done: record_outcomes(c, done))
+        transact(engine, record_outcomes, done)
     return cycles / (perf_counter() - started)
 
 

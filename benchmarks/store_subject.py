@@ -108,8 +108,8 @@ def fill_runs(engine: Engine, *, runs: int, rollouts: int) -> None:
 
 def _fill_run(engine: Engine, slug: str, *, rollouts: int) -> None:
     run_id = run_id_of(slug)
-    run = transact(engine, lambda c: create_run(c, slug, RunConfig(n=GROUP)))
-    transact(engine, lambda c: seal_run(c, run))
+    run = transact(engine, create_run, slug, RunConfig(n=GROUP))
+    transact(engine, seal_run, run)
     with engine.begin() as connection:
         held = connection.execute(
             text("SELECT count(*) FROM groups WHERE run_id = :id"), {"id": run_id}

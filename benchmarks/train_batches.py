@@ -111,7 +111,7 @@ def _record_rollouts(engine: Engine, *, groups: int, tokens: int) -> None:
     run = enqueue_prompts(engine, _RUN, prompts=groups, n=GROUP)
     rng = np.random.default_rng(1)
     record = body()
-    while attempts := transact(engine, lambda c: claim(c, run, most=_INGESTED, lease_s=600)):
+    while attempts := transact(engine, claim, run, most=_INGESTED, lease_s=600):
         completions = []
         for attempt in attempts:
             packed = pack_tokens(_calls(rng, tokens))

@@ -73,7 +73,7 @@ class AgenticRolloutConfig:
     trajectory_save_path: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse numbers with which nothing could run."""
+        """Reject numbers with which no trajectory could run."""
         for name in ("max_steps", "max_tokens_per_step", "batch_size", "concurrent_requests"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -21,10 +20,10 @@ from typing import Any, Self
 from sqlalchemy import Engine, text
 from sqlalchemy.exc import DBAPIError
 
-from benchmarks.faults import controller, plugin
+from benchmarks.faults import controller, plugin, worker
 from benchmarks.faults.fleet import Fleet, Member
 from benchmarks.faults.histories import FOLDER_VARIABLE
-from benchmarks.faults.processes import ROOT
+from benchmarks.faults.processes import ROOT, Starter, start_python
 from benchmarks.faults.servers import BrokerServer, Store, make_broker
 from benchmarks.mock_behaviour import MockBehaviour
 from benchmarks.mock_server import MockServer
@@ -68,13 +67,17 @@ class Deployment:
     Args:
         broker: `redis`, `rabbitmq` or `sqs`.
         size: Processes, leases, model.
+        start_process: Starts controllers, workers and trainers.
 
     Raises:
         BrokerMissing: This machine cannot start the broker.
     """
 
-    def __init__(self, broker: str, size: Size | None = None) -> None:
+    def __init__(
+        self, broker: str, size: Size | None = None, *, start_process: Starter = start_python
+    ) -> None:
         self.size = size or Size()
+        self.start_process = start_process
         self._broker_name = broker
         self._stack = ExitStack()
 
@@ -115,7 +118,7 @@ class Deployment:
         self.model = MockServer(self.size.model, environment)
         stack.callback(self.model.close)
         self.environment = environment | self._settings()
-        self.fleet = Fleet(self.environment, logs)
+        self.fleet = Fleet(self.environment, logs, self.start_process)
         stack.callback(self.fleet.close)
         for _ in range(self.size.controllers):
             self.add_controller()
@@ -171,7 +174,7 @@ class Deployment:
         Args:
             lives: Further environment of its first lives; after these it is an ordinary one.
         """
-        return self.fleet.start(CONTROLLER, [sys.executable, "-m", controller.__name__], lives)
+        return self.fleet.start(CONTROLLER, controller.__name__, lives=lives)
 
     def add_worker(self, *lives: Mapping[str, str], concurrency: int | None = None) -> Member:
         """Start a worker.
@@ -180,11 +183,9 @@ class Deployment:
             lives: Further environment of its first lives; after these it is an ordinary one.
             concurrency: Another than the usual one.
         """
-        command = [
-            *(sys.executable, "-m", "benchmarks.faults.worker"),
-            *("-c", str(concurrency or self.size.concurrency), "--plugin", plugin.__name__),
-        ]
-        return self.fleet.start(WORKER, command, lives, part=concurrency is not None)
+        arguments = ["-c", str(concurrency or self.size.concurrency), "--plugin", plugin.__name__]
+        is_part = concurrency is not None
+        return self.fleet.start(WORKER, worker.__name__, arguments, lives, part=is_part)
 
     @property
     def workers(self) -> list[Member]:

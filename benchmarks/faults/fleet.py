@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.faults.histories import wall_clock
-from benchmarks.faults.processes import OwnProcess
+from benchmarks.faults.processes import OwnProcess, Starter
 
 #: Delay of a restart: long enough to be noticed, short compared with a lease.
 _RESTART_AFTER_S = 0.5
@@ -25,7 +25,8 @@ class Member:
 
     kind: str
     name: str
-    command: Sequence[str]
+    module: str
+    arguments: Sequence[str]
     process: OwnProcess
     lives: Sequence[Mapping[str, str]] = ()  #: further environment of its first lives
     part: bool = False  #: whether its size differs from the others of its kind
@@ -49,10 +50,12 @@ class Fleet:
     Args:
         environment: Environment of every member.
         logs: Folder for their output.
+        start_process: Starts their processes.
     """
 
-    def __init__(self, environment: Mapping[str, str], logs: Path) -> None:
+    def __init__(self, environment: Mapping[str, str], logs: Path, start_process: Starter) -> None:
         self._environment = dict(environment)
+        self._start_process = start_process
         self._logs = logs
         self._members: list[Member] = []
         self._lock = threading.RLock()
@@ -63,7 +66,8 @@ class Fleet:
     def start(
         self,
         kind: str,
-        command: Sequence[str],
+        module: str,
+        arguments: Sequence[str] = (),
         lives: Sequence[Mapping[str, str]] = (),
         *,
         part: bool = False,
@@ -73,15 +77,18 @@ class Fleet:
 
         Args:
             kind: `worker`, `controller`, …
-            command: Program and arguments.
+            module: Its program.
+            arguments: Its arguments.
             lives: Further environment of its first processes; later ones have none.
             part: Whether its size differs from the others of its kind.
             keep: Whether it is restarted when it dies.
         """
         with self._lock:
             name = f"{kind}-{sum(member.kind == kind for member in self._members)}"
-            process = self._spawn(name, command, *lives[:1])
-            member = Member(kind, name, command, process, lives=lives, part=part, keep=keep)
+            process = self._spawn(name, module, arguments, *lives[:1])
+            member = Member(
+                kind, name, module, arguments, process, lives=lives, part=part, keep=keep
+            )
             self._members.append(member)
         return member
 
@@ -117,11 +124,14 @@ class Fleet:
         for member in members:
             member.process.kill()
 
-    def _spawn(self, name: str, command: Sequence[str], *more: Mapping[str, str]) -> OwnProcess:
+    def _spawn(
+        self, name: str, module: str, arguments: Sequence[str], *more: Mapping[str, str]
+    ) -> OwnProcess:
         environment = {**self._environment}
         for each in more:
             environment |= each
-        return OwnProcess(name, command, environment, self._logs / f"{name}.log")
+        log = self._logs / f"{name}.log"
+        return OwnProcess(self._start_process(module, arguments, environment, log))
 
     def _supervise(self) -> None:
         while not self._closing.wait(_LOOK_EVERY_S):
@@ -138,5 +148,5 @@ class Fleet:
         elif now >= member.restart_at:
             life = len(member.deaths)
             more = member.lives[life : life + 1]
-            member.process = self._spawn(member.name, member.command, *more)
+            member.process = self._spawn(member.name, member.module, member.arguments, *more)
             member.restart_at = None

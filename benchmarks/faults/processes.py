@@ -10,36 +10,48 @@ import os
 import select
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
+class Started(Protocol):
+    """A process that was started: the part of `subprocess.Popen` that is used."""
+
+    @property
+    def pid(self) -> int: ...
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def send_signal(self, number: signal.Signals, /) -> None: ...
+
+
+#: Starts a module with arguments, its whole environment, and a file that its output is appended to.
+Starter = Callable[[str, Sequence[str], Mapping[str, str], Path], Started]
+
+
+def start_python(
+    module: str, arguments: Sequence[str], environment: Mapping[str, str], log: Path
+) -> Started:
+    """Start a module in an interpreter of its own."""
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            env=dict(environment),
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+
+
 class OwnProcess:
-    """A child of this process.
+    """A process that only we signal and wait for."""
 
-    Args:
-        name: Name for messages.
-        command: Program and arguments.
-        environment: The complete environment.
-        log: File its output is appended to.
-    """
-
-    def __init__(
-        self, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path
-    ) -> None:
-        self.name = name
-        self.log = log
-        with log.open("ab") as output:
-            self._popen = subprocess.Popen(
-                command,
-                env=dict(environment),
-                cwd=ROOT,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
+    def __init__(self, started: Started) -> None:
+        self._popen = started
 
     @property
     def pid(self) -> int:

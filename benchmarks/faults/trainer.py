@@ -37,11 +37,10 @@ _WAIT_S = 60.0
 Lineage = dict[int, list[str]]
 
 
-def command(run: str, consumer: str, checkpoint: Path, *, groups: int) -> list[str]:
-    """Return the command line of a trainer."""
+def arguments_of(run: str, consumer: str, checkpoint: Path, *, groups: int) -> list[str]:
+    """Return the arguments of a trainer."""
     flags = ["--run", run, "--consumer", consumer]
-    flags += ["--checkpoint", str(checkpoint), "--groups", str(groups)]
-    return [sys.executable, "-m", "benchmarks.faults.trainer", *flags]
+    return [*flags, "--checkpoint", str(checkpoint), "--groups", str(groups)]
 
 
 def read_checkpoint(path: Path) -> Lineage:

@@ -48,7 +48,7 @@ class TrainerLives(threading.Thread):
         self.deaths = 0
         self.failure: str | None = "it never ended"
         self._deployment = deployment
-        self._command = trainer.command(run, consumer, checkpoint, groups=groups)
+        self._arguments = trainer.arguments_of(run, consumer, checkpoint, groups=groups)
         self._ends: Iterator[str] = iter(ends)
 
     def run(self) -> None:
@@ -58,7 +58,9 @@ class TrainerLives(threading.Thread):
             end = next(self._ends, None)
             more = {trainer.DIE_VARIABLE: end} if end else {}
             environment = self._deployment.environment | more
-            process = OwnProcess(self.consumer, self._command, environment, log)
+            process = OwnProcess(
+                self._deployment.start_process(trainer.__name__, self._arguments, environment, log)
+            )
             if process.wait(_LIFE_S) == 0:
                 self.failure = None
                 return

@@ -5,7 +5,8 @@ Called by `rollout task check`. Must not: call a model.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +35,19 @@ class TaskCheck:
     gold_passes: bool | None = None
     problem: str = ""
     python: str = ""
+
+
+async def check_tasks(
+    prompts: Sequence[Mapping[str, Any]], agent: CodingAgent, at_once: int
+) -> list[TaskCheck]:
+    """Check tasks, at most `at_once` at a time; the results are in their order."""
+    places = asyncio.Semaphore(at_once)
+
+    async def check_one(prompt: Mapping[str, Any]) -> TaskCheck:
+        async with places:
+            return await check_task(prompt, agent)
+
+    return await asyncio.gather(*map(check_one, prompts))
 
 
 async def check_task(prompt: Mapping[str, Any], agent: CodingAgent) -> TaskCheck:

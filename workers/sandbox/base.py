@@ -14,7 +14,7 @@ from typing import Self
 
 from workers.sandbox.confined_folder import ConfinedFolder
 
-#: A string goes to a shell; a sequence is executed as it stands.
+#: A string is run by a shell; a sequence is executed without one.
 Command = str | Sequence[str]
 #: Exit code of a command that ran out of time, as of `timeout(1)`.
 TIMEOUT_EXIT_CODE = 124
@@ -25,7 +25,7 @@ DISK_FULL_EXIT_CODE = 153
 
 
 class SandboxFailure(RuntimeError):
-    """The sandbox would not start or died; the command inside is not the cause."""
+    """The sandbox did not start, or it died; the command inside is not the cause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class SandboxLimits:
     disk_bytes: int = 1024**3
 
     def __post_init__(self) -> None:
-        """Refuse limits under which nothing could run."""
+        """Reject limits under which no command could run."""
         for name in self.__slots__:
             value = getattr(self, name)
             if value <= 0:
@@ -64,7 +64,7 @@ class SandboxLimits:
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """How a command ended; `exit_code` is 128 + n after signal n, and 124 after a timeout."""
+    """The result of a command; `exit_code` is 128 + n after signal n, and 124 after a timeout."""
 
     exit_code: int
     stdout: str
@@ -104,10 +104,10 @@ class Sandbox(ABC):
         stdin: bytes | None = None,
         env: Mapping[str, str] | None = None,
     ) -> CommandResult:
-        """Run a command to its end, or to its timeout; nothing it started outlives the call.
+        """Run a command to its end or its timeout; none of its processes outlives the call.
 
         Raises:
-            SandboxFailure: The sandbox would not start or died under the command.
+            SandboxFailure: The sandbox did not start, or died under the command.
         """
 
     @abstractmethod
@@ -115,7 +115,7 @@ class Sandbox(ABC):
         """Return a file's content.
 
         Raises:
-            OSError: As `open` would: not there, a directory, outside the root, too large.
+            OSError: As `open` would: missing, a directory, outside the root, too large.
         """
 
     @abstractmethod
@@ -128,7 +128,7 @@ class Sandbox(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """End what runs and give everything back; closing twice is harmless."""
+        """End all commands and free all resources; closing twice is harmless."""
 
     async def __aenter__(self) -> Self:
         """Return the sandbox itself."""
