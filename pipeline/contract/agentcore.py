@@ -14,7 +14,7 @@ from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from pipeline.contract.result_keys import SESSION_CHARS, rollout_key, training_key
+from pipeline.contract.result_keys import SESSION_CHARS
 
 PayloadStyle = Literal["training", "rollout", "both"]
 
@@ -117,14 +117,6 @@ def session_of_key(key: str) -> SessionOf | None:
         return None
     return SessionOf(
         rollout_id=UUID(found["id"]), attempt_no=int(found["no"]), label=found["label"]
-    )
-
-
-def result_keys_of(run: str, group_no: int, session_id: str) -> tuple[str, str]:
-    """Return the keys that a session's result may have, `_rollout`'s first."""
-    return (
-        rollout_key(run, input_id_of(group_no), session_id),
-        training_key(run, input_id_of(group_no), session_id),
     )
 
 

@@ -129,6 +129,12 @@ class StoreRejected(PipelineError):
     code = "E305"
 
 
+class AccountingBroken(PipelineError):
+    """Rows of a run contradict each other."""
+
+    code = "E307"
+
+
 class UnreadableBody(PipelineError):
     """A stored trajectory that is gone, damaged, or of another execution than its reward."""
 

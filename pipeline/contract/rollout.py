@@ -101,7 +101,6 @@ class StopReason(StrEnum):
 TERMINAL_ROLLOUT_STATES = frozenset(
     {RolloutState.SUCCEEDED, RolloutState.FAILED, RolloutState.CANCELLED}
 )
-IN_FLIGHT_STATES = frozenset({RolloutState.DISPATCHED, RolloutState.RUNNING})
 
 _R, _G, _A = RolloutState, GroupState, AttemptState
 

@@ -1,10 +1,15 @@
-"""`rollout db`: the schema of the trajectory store."""
+"""`rollout db`: the schema of the trajectory store, and a check of its contents."""
 
 from __future__ import annotations
+
+from typing import Annotated
 
 import typer
 
 from pipeline.store import schema
+from pipeline.store.accounting import require_accounting
+from pipeline.store.engine import transact
+from pipeline.store.runs import find_run
 from rollout.deployment import borrowed_store, settings_of
 from rollout.options import Json
 from rollout.output import print_answer
@@ -33,12 +38,26 @@ def current(ctx: typer.Context, as_json: Json = False) -> None:
 
 
 @db.command()
-def check(ctx: typer.Context, as_json: Json = False) -> None:
-    """Exit with code 3 unless the schema has the required revision."""
+def check(
+    ctx: typer.Context,
+    run: Annotated[
+        str, typer.Option(help="Compare every group and counter of this run with its rows.")
+    ] = "",
+    as_json: Json = False,
+) -> None:
+    """Exit with code 3 unless the schema has the required revision.
+
+    With --run, exit with code 1 if the run's rows contradict each other.
+    """
     with borrowed_store(settings_of(ctx)) as engine:
         schema.require_current(engine)
         needed = schema.head()
-    _say(needed, needed, f"The database has schema {needed}, as it should.", as_json=as_json)
+        said = f"The database has schema {needed}, as it should."
+        if run:
+            checked = transact(engine, find_run, run)
+            transact(engine, require_accounting, checked)
+            said += f" Each group and rollout of {checked.slug} is in exactly one place."
+    _say(needed, needed, said, as_json=as_json)
 
 
 def _say(current: str | None, head: str, text: str, *, as_json: bool) -> None:

@@ -20,7 +20,6 @@ from pipeline.contract.errors import (
 from pipeline.contract.messages import Completion, ErrorRecord
 from pipeline.contract.rollout import (
     ATTEMPT_TRANSITIONS,
-    IN_FLIGHT_STATES,
     ISOLATED_FROM,
     ROLLOUT_TRANSITIONS,
     TERMINAL_ROLLOUT_STATES,
@@ -249,7 +248,7 @@ def test_jitter_only_ever_shortens_the_wait(jitter, used):
     assert NOW <= result.not_before <= NOW + timedelta(seconds=60)
 
 
-@pytest.mark.parametrize("state", sorted(IN_FLIGHT_STATES | {RolloutState.QUEUED}))
+@pytest.mark.parametrize("state", sorted(set(RolloutState) - TERMINAL_ROLLOUT_STATES))
 @pytest.mark.parametrize("attempt_no", [1, 2])
 def test_a_success_of_any_attempt_wins_while_nothing_is_decided(state, attempt_no):
     result = decide(replace(RUNNING, state=state, attempt_no=2), says(attempt_no=attempt_no))

@@ -13,11 +13,12 @@ from sqlalchemy import text
 
 from pipeline.agentcore.results import RemoteResults
 from pipeline.collector import Collector
-from pipeline.contract.agentcore import input_id_of, result_keys_of, session_id_of
+from pipeline.contract.agentcore import input_id_of, session_id_of
 from pipeline.contract.errors import ErrorClass
 from pipeline.contract.journal import pack_calls
 from pipeline.contract.messages import JournalFrame
 from pipeline.contract.model_call import ModelCall
+from pipeline.contract.result_keys import rollout_key
 from pipeline.contract.rollout import label_of
 from pipeline.contract.trajectory import unpack_record
 from pipeline.queue.completions import Delivery
@@ -81,8 +82,7 @@ class Remote:
     def save(self, attempt, *, announce=True, result=None):
         session = session_id_of(self.label(attempt), attempt.rollout_id)
         run = self.story.run.slug
-        key = result_keys_of(run, attempt.group_no, session)[0]
-        assert input_id_of(attempt.group_no) in key
+        key = rollout_key(run, input_id_of(attempt.group_no), session)
         body = json.dumps(result or {"rollout_data": [{}], "rewards": 1.0})
         self.buckets.client("s3").put_object(Bucket=self.buckets.bucket, Key=key, Body=body)
         if announce:

@@ -14,9 +14,7 @@ from pipeline.contract.errors import IllegalTransition
 from pipeline.contract.rollout import (
     ATTEMPT_TRANSITIONS,
     GROUP_TRANSITIONS,
-    IN_FLIGHT_STATES,
     ROLLOUT_TRANSITIONS,
-    TERMINAL_ROLLOUT_STATES,
     AttemptState,
     GroupState,
     RolloutState,
@@ -72,11 +70,6 @@ def test_a_random_history_never_leaves_the_table(states, table, start, data):
             continue
         assert allowed
         state = wish
-
-
-def test_no_state_is_terminal_and_in_flight():
-    assert not TERMINAL_ROLLOUT_STATES & IN_FLIGHT_STATES
-    assert TERMINAL_ROLLOUT_STATES | IN_FLIGHT_STATES | {RolloutState.QUEUED} == set(RolloutState)
 
 
 def test_an_accepted_outcome_is_for_ever():
