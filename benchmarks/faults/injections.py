@@ -15,7 +15,7 @@ from random import Random
 from benchmarks.faults import controller
 from benchmarks.faults.deployment import Deployment
 from benchmarks.faults.fleet import Member
-from benchmarks.faults.servers import RabbitServer
+from benchmarks.faults.servers import RabbitServer, Resource
 from benchmarks.faults.sqs_server import SqsServer
 from pipeline.contract.messages import COMPLETION_QUEUE, HEARTBEAT_QUEUE, TASK_RUN
 from pipeline.contract.run import DEFAULT_REQUEST_QUEUE
@@ -95,15 +95,15 @@ def hanging_broker(deployment: Deployment) -> Iterator[None]:
 
 
 @contextmanager
-def memory_alarm(deployment: Deployment) -> Iterator[None]:
-    """C19: RabbitMQ is short of memory, so it blocks publishers and serves consumers."""
+def alarm(deployment: Deployment, resource: Resource) -> Iterator[None]:
+    """C19: RabbitMQ is short of a resource, so it blocks publishers and serves consumers."""
     node = deployment.broker
     assert isinstance(node, RabbitServer)
-    node.raise_memory_alarm()
+    node.raise_alarm(resource)
     try:
         yield
     finally:
-        node.end_memory_alarm()
+        node.end_alarm(resource)
 
 
 def kill_controller_before_ack(deployment: Deployment, random: Random) -> None:

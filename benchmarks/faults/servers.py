@@ -15,7 +15,7 @@ import socket
 import subprocess
 import time
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from kombu import Connection
 
@@ -25,6 +25,17 @@ from pipeline.embedded import EmbeddedServices
 
 _START_TIMEOUT_S = 90.0
 _RABBITMQ_SCRIPTS = Path("/usr/lib/rabbitmq/bin")
+
+#: A resource of which RabbitMQ can be short.
+Resource = Literal["memory", "disk"]
+_SHORTAGES = {
+    "memory": ("set_vm_memory_high_watermark", "absolute", "1"),
+    "disk": ("set_disk_free_limit", "1000000GB"),
+}
+_PLENTY = {
+    "memory": ("set_vm_memory_high_watermark", "0.6"),
+    "disk": ("set_disk_free_limit", "1MB"),
+}
 
 
 class BrokerMissing(Exception):
@@ -201,13 +212,13 @@ class RabbitServer:
         """Let it go on."""
         self._signal(signal.SIGCONT)
 
-    def raise_memory_alarm(self) -> None:
-        """Let it count as short of memory: it blocks publishers and serves consumers."""
-        self._control("set_vm_memory_high_watermark", "absolute", "1")
+    def raise_alarm(self, resource: Resource) -> None:
+        """Let it count as short of a resource: it blocks publishers and serves consumers."""
+        self._control(*_SHORTAGES[resource])
 
-    def end_memory_alarm(self) -> None:
-        """Let it accept messages again."""
-        self._control("set_vm_memory_high_watermark", "0.6")
+    def end_alarm(self, resource: Resource) -> None:
+        """Let it have enough of the resource again."""
+        self._control(*_PLENTY[resource])
 
     def close(self) -> None:
         """Stop it for good; its files go with the folder."""

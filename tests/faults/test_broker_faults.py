@@ -2,6 +2,7 @@
 
 import random
 import time
+from contextlib import ExitStack
 
 import pytest
 
@@ -96,11 +97,17 @@ def test_nothing_is_given_up_while_rabbitmq_blocks_publishers(deployment: Deploy
     run = FaultRun(deployment, groups=16, name="alarm", gated=True)
     run.wait_running(FULL)
     run.note_fault("C19")
-    with injections.memory_alarm(deployment):
-        run.open_gate()  # what is done now waits in the workers
-        # Longer than three leases, and than a publisher waits for one answer.
-        time.sleep(max(3 * deployment.size.lease.lease_s, _NETWORK_TIMEOUT_S + 3))
-        assert run.count_lost() == 0, "given up while no worker could be heard"
+    lease_s = deployment.size.lease.lease_s
+    with ExitStack() as disk:
+        with injections.alarm(deployment, "memory"):
+            run.open_gate()  # finished attempts now wait in the workers
+            # Longer than three leases, and than a publisher waits for one answer.
+            time.sleep(max(3 * lease_s, _NETWORK_TIMEOUT_S + 3))
+            assert run.count_lost() == 0, "given up while no worker could be heard"
+            disk.enter_context(injections.alarm(deployment, "disk"))
+        time.sleep(2 * lease_s)
+        assert not run.is_done(), "the disk alarm blocked no publisher"
+        assert run.count_lost() == 0, "given up during the disk alarm"
     judge(run)
     assert run.count_lost() == 0, "given up although its worker was only blocked"
     assert pids(deployment) == before
