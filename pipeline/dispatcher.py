@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from sqlalchemy import Connection, Engine
 
-from pipeline.contract.errors import ErrorClass, QueueUnavailable
+from pipeline.contract.errors import ErrorClass, ServiceUnavailable
 from pipeline.contract.messages import Completion, ErrorRecord, RolloutRequest
 from pipeline.policy_announcer import PolicyAnnouncer
 from pipeline.queue.requests import RequestPublisher
@@ -33,6 +33,7 @@ from pipeline.store.rollouts import (
     wait_to_claim,
 )
 from pipeline.store.runs import Run, active_runs, ids_of
+from pipeline.unscored import UnscoredResults
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +66,7 @@ class Dispatcher:
         self._rescores = RescoreDispatcher(engine, publisher, settings)
         self._announcer = PolicyAnnouncer(engine, publisher)
         self._replays = Replays(engine, settings)
+        self._unscored = UnscoredResults(engine, settings)
         self._unpublished: list[_Batch] = []
         self._woken = True
 
@@ -82,7 +84,7 @@ class Dispatcher:
         """Hand back attempts that were claimed and could not be published."""
         try:
             self._publish()
-        except QueueUnavailable:
+        except ServiceUnavailable:
             requests = [request for batch in self._unpublished for request in batch.requests]
             log.warning("dispatcher hands back %d unpublished attempts.", len(requests))
             transact(
@@ -95,7 +97,7 @@ class Dispatcher:
         while self._unpublished:
             batch = self._unpublished[0]
             if not batch.is_tried:
-                batch.requests = self._replays.attach(batch.requests)
+                batch.requests = self._replays.attach(self._unscored.attach(batch.requests))
             if batch.is_tried or time.monotonic() - batch.claimed_at > self._renewed_after_s:
                 self._renew(batch)
             batch.is_tried = True
@@ -140,18 +142,21 @@ class Dispatcher:
             most = -(-room // peers)
             if run.config.max_in_flight is not None:
                 most = min(most, run.config.max_in_flight - in_flight.get(run.run_id, 0))
-            if run.config.agentcore is not None:
-                if free_sessions is None:
-                    free_sessions = self._most_sessions - count_sessions(connection)
-                most = min(most, free_sessions)
             is_waiting = run.policy is not None and run.policy.mode == "pause"
             if most <= 0 or is_waiting:
                 continue
-            end = first_not_admitted(connection, run) if run.config.is_admitted else None
-            claimed = claim(connection, run, most=most, lease_s=self._unstarted_lease_s, end=end)
+            claimed: list[ClaimedAttempt] = []
+            if run.config.agentcore is not None:
+                if run.config.reward is not None:
+                    # Scoring needs no session, so it does not wait for a free one.
+                    claimed = self._claim_of(connection, run, most=most, unscored=True)
+                if free_sessions is None:
+                    free_sessions = self._most_sessions - count_sessions(connection)
+                most = min(most - len(claimed), free_sessions)
+            if most > 0:
+                claimed += self._claim_of(connection, run, most=most)
             if free_sessions is not None and run.config.agentcore is not None:
-                free_sessions -= len(claimed)
-                open_sessions(connection, run, claimed)
+                free_sessions -= open_sessions(connection, run, claimed)
             room -= len(claimed)
             claims.append((run, claimed))
         set_deadlines(connection, claims)
@@ -160,6 +165,13 @@ class Dispatcher:
             for run, claimed in claims
             if claimed
         ]
+
+    def _claim_of(
+        self, connection: Connection, run: Run, *, most: int, unscored: bool = False
+    ) -> list[ClaimedAttempt]:
+        end = first_not_admitted(connection, run) if run.config.is_admitted else None
+        lease_s = self._unstarted_lease_s
+        return claim(connection, run, most=most, lease_s=lease_s, end=end, unscored=unscored)
 
 
 def _never_published(request: RolloutRequest) -> Completion:

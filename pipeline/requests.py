@@ -48,6 +48,7 @@ def request_of(run: Run, attempt: ClaimedAttempt) -> RolloutRequest:
         policy=policy,
         weight=config.weight,
         lost_count=attempt.lost_count,
+        unscored_no=attempt.unscored_no,
         max_staleness=config.max_staleness,
     )
 

@@ -53,6 +53,7 @@ class Rollout:
     attempts_used: int
     lost_count: int
     died_count: int = 0
+    unscored_no: int | None = None  #: the attempt whose trajectory waits for its reward
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,7 @@ class Transition:
     attempts_used: int = 0
     lost_count: int = 0
     died_count: int = 0
+    unscored_no: int | None = None  #: None: as before
     not_before: datetime | None = None
     error_class: ErrorClass | None = None
     reason: str = ""
@@ -124,8 +126,10 @@ def decide_after(
 ) -> Transition:
     """Decide the transition after a completion; reads no clock and no database.
 
-    A success of any attempt wins while the rollout is not terminal. An error of an attempt that is
-    no longer the current one changes nothing, because the attempt was counted when it was given up.
+    A success of any attempt wins while the rollout is not terminal. An unscored trajectory queues
+    the rollout again and uses no attempt: the next attempts score the first one that came. An error
+    of an attempt that is no longer the current one changes nothing, because the attempt was counted
+    when it was given up.
     A wait or a hand-back uses no attempt; an error at `attempts_used == max_attempts` is final.
 
     Args:
@@ -143,6 +147,8 @@ def decide_after(
             f"{completion.label} answered after its rollout was {rollout.state}.",
             why="Its result is kept for audit and never trained.",
         )
+    if completion.purpose == "unscored":
+        return _unscored(rollout, completion, now)
     if completion.outcome == "succeeded":
         return _succeeded(rollout)
     assert completion.error is not None
@@ -159,6 +165,22 @@ def _succeeded(rollout: Rollout) -> Transition:
         attempts_used=rollout.attempts_used + 1,
         lost_count=rollout.lost_count,
         died_count=rollout.died_count,
+    )
+
+
+def _unscored(rollout: Rollout, completion: Completion, now: datetime) -> Transition:
+    if rollout.unscored_no is not None:
+        return Transition(AttemptState.SUPERSEDED, reason="late_result")
+    require_transition(rollout.state, RolloutState.QUEUED)
+    return Transition(
+        AttemptState.SUCCEEDED,
+        RolloutState.QUEUED,
+        attempts_used=rollout.attempts_used,
+        lost_count=rollout.lost_count,
+        died_count=rollout.died_count,
+        unscored_no=completion.attempt_no,
+        not_before=now,
+        reason="unscored",
     )
 
 

@@ -1,8 +1,9 @@
 """The outcome of an attempt from the result that its session saved, or from the lack of one.
 
-Used by the service in `results.py`. The app's verdict counts: its reward, or its error. The calls
-that a gateway recorded become those of the trajectory. Nothing is made up: a result without a valid
-reward is an error. Must not: read a clock, S3 or the store.
+Used by the service in `results.py`. The app's verdict counts: its reward, or its error; where the
+run names a reward, a worker gives it later. The calls that a gateway recorded become those of the
+trajectory. Nothing is made up: a result without a valid reward is an error. Must not: read a clock,
+S3 or the store.
 """
 
 from __future__ import annotations
@@ -54,9 +55,11 @@ def outcome_of(
         return _failed(attempt, problem, elapsed_s=elapsed_s, record=_calls_alone(recorded))
     turns = _turns_of(result)
     record = _record_of(result, turns, recorded)
+    stop_reason = _STOP_REASONS.get(str(result.get("stop_reason")), StopReason.ANSWERED)
     try:
         _require_success(result)
-        reward = _reward_of(result)
+        reward = _reward_of(result) if attempt.reward is None else _left_to_us(record)
+        record.metadata["stop_reason"] = str(stop_reason)
         stored = pack_record(record)
     except RolloutError as error:
         detail = str(result.get("traceback") or "")
@@ -65,8 +68,9 @@ def outcome_of(
         )
     return Completion(
         **_identity(attempt),
+        purpose="attempt" if attempt.reward is None else "unscored",
         outcome="succeeded",
-        stop_reason=_STOP_REASONS.get(str(result.get("stop_reason")), StopReason.ANSWERED),
+        stop_reason=stop_reason,
         reward=reward,
         timings={"elapsed_s": elapsed_s},
         **_body_fields(attempt, record, turns, stored),
@@ -121,6 +125,16 @@ def _reward_of(result: dict[str, Any]) -> float:
                 code="bad_reward",
             )
     return float(values[-1])
+
+
+def _left_to_us(record: TrajectoryRecord) -> None:
+    """Check that the run's reward has something to score; the app's reward need not exist."""
+    if not record.steps:
+        raise ContractError(
+            "The run's reward has nothing to score: the messages of the result's last turn hold no "
+            "answer of the model.",
+            code="no_answer",
+        )
 
 
 def _is_finite(value: float) -> bool:

@@ -128,6 +128,7 @@ def payload_of(
     session_id: str,
     prompt: Mapping[str, Any],
     model: Mapping[str, Any],
+    reward: str | None = None,
 ) -> dict[str, Any]:
     """Return the payload of an invocation.
 
@@ -139,6 +140,7 @@ def payload_of(
         prompt: The prompt as it is stored: `content` or `messages`, `answer` and other columns.
         model: What the run names of its model: `base_url`, `model_id`, `sampling_params`; with a
             gateway `api_key`, too.
+        reward: The run's, which scores the result in the place of the app's.
     """
     own = ("content", "_training", "_rollout")
     payload = {name: value for name, value in prompt.items() if name not in own}
@@ -158,6 +160,8 @@ def payload_of(
             "session_id": session_id,
             "sqs_url": target.results_queue_url,
         }
+        if reward is not None:
+            payload["_training"]["rewards"] = "optional"
     if with_rollout:
         payload["_rollout"] = {**model, **shared}
     return payload

@@ -112,6 +112,10 @@ class RolloutRequest(_Request, AttemptSpec):
     journal: str = Field(default="", repr=False)
     journal_uri: str | None = None
     journal_digest: BodyDigest | None = None
+    #: An earlier attempt, whose trajectory this one scores without running the agent, and its
+    #: completion: a frame (base64).
+    unscored_no: int | None = None
+    unscored: str = Field(default="", repr=False)
 
     @property
     def own_sampling(self) -> dict[str, Any]:
@@ -185,6 +189,7 @@ class Completion(AttemptRef, _Message):
     """A worker's answer to one request: the outcome of an attempt, or of scoring it again.
 
     Or its handover: a remote session works on the attempt now, and its result will be the outcome.
+    Or, from the results service, the unscored trajectory of such a session.
 
     `body` is the compressed `TrajectoryRecord`, `tokens` the token body of its model calls. Both
     travel beside the JSON header, or are in the payload store at `body_uri` and `tokens_uri`. They
@@ -193,7 +198,7 @@ class Completion(AttemptRef, _Message):
     """
 
     worker_id: Name
-    purpose: Literal["attempt", "rescore", "handover"] = "attempt"
+    purpose: Literal["attempt", "rescore", "handover", "unscored"] = "attempt"
     outcome: Literal["succeeded", "failed"]
     stop_reason: StopReason | None = None
     reward: float | None = None

@@ -107,7 +107,8 @@ _R, _G, _A = RolloutState, GroupState, AttemptState
 ROLLOUT_TRANSITIONS: Mapping[RolloutState, frozenset[RolloutState]] = MappingProxyType(
     {
         # queued → succeeded: the late success of an attempt that was given up as lost.
-        _R.QUEUED: frozenset({_R.DISPATCHED, _R.SUCCEEDED, _R.FAILED, _R.CANCELLED}),
+        # queued → queued: its late result, which waits for a reward now.
+        _R.QUEUED: frozenset({_R.QUEUED, _R.DISPATCHED, _R.SUCCEEDED, _R.FAILED, _R.CANCELLED}),
         # dispatched → succeeded: the attempt ended before the first heartbeat listed it.
         _R.DISPATCHED: frozenset({_R.RUNNING, _R.QUEUED, _R.SUCCEEDED, _R.FAILED, _R.CANCELLED}),
         _R.RUNNING: frozenset({_R.QUEUED, _R.SUCCEEDED, _R.FAILED, _R.CANCELLED}),

@@ -210,12 +210,6 @@ class RunConfig(AttemptSpec):
     def _check_remote(self) -> RunConfig:
         if self.agentcore is None:
             return self
-        if self.reward is not None:
-            raise ValueError(
-                "the agent's app gives the reward, and no worker has the trajectory when its "
-                "session ends; leave the reward out, and score the stored trajectories of the "
-                "run afterwards: rollout rescore RUN --reward NAME"
-            )
         action = self.on_error.get(ErrorClass.AGENT_TIMEOUT)
         if action is Action.SCORE:
             raise ValueError("a session without a result in time leaves nothing to score")

@@ -101,7 +101,8 @@ SELECT group_id FROM locked
 _REQUEUE = text("""
 WITH moved AS (
     UPDATE rollouts SET state = 'queued', attempts_used = 0, lost_count = 0, died_count = 0,
-        not_before = now(), error_class = NULL, error_code = NULL, finished_at = NULL
+        unscored_no = NULL, not_before = now(), error_class = NULL, error_code = NULL,
+        finished_at = NULL
     WHERE rollout_id = ANY(:ids) AND state = :state
     RETURNING run_id, rollout_id, attempt_no
 )

@@ -14,7 +14,7 @@ import orjson
 from sqlalchemy import Connection, text
 
 from pipeline.contract.messages import Completion, RewardPart
-from pipeline.contract.rollout import TERMINAL_ROLLOUT_STATES, RolloutState
+from pipeline.contract.rollout import TERMINAL_ROLLOUT_STATES, AttemptState, RolloutState
 from pipeline.retry import Rollout, Transition
 from pipeline.store.engine import Bodies
 
@@ -64,6 +64,7 @@ WITH moved AS (
     UPDATE rollouts r SET
         state = o.state, attempts_used = o.attempts_used, lost_count = o.lost_count,
         died_count = o.died_count, not_before = coalesce(o.not_before, r.not_before),
+        unscored_no = coalesce(o.unscored_no, r.unscored_no),
         winner_attempt_no = CASE WHEN o.state = 'succeeded' THEN o.no END,
         stop_reason = o.stop_reason, reward = o.reward, error_class = o.error_class,
         error_code = o.error_code, has_tokens = o.has_tokens,
@@ -71,10 +72,11 @@ WITH moved AS (
     FROM unnest(
         CAST(:ids AS uuid[]), CAST(:nos AS integer[]), CAST(:befores AS text[]),
         CAST(:states AS text[]), CAST(:used AS integer[]), CAST(:lost AS integer[]),
-        CAST(:died AS integer[]), CAST(:not_befores AS timestamptz[]), CAST(:stops AS text[]),
+        CAST(:died AS integer[]), CAST(:unscored AS integer[]),
+        CAST(:not_befores AS timestamptz[]), CAST(:stops AS text[]),
         CAST(:rewards AS double precision[]), CAST(:classes AS text[]), CAST(:codes AS text[]),
         CAST(:reasons AS text[]), CAST(:with_tokens AS boolean[])
-    ) AS o (id, no, before, state, attempts_used, lost_count, died_count, not_before,
+    ) AS o (id, no, before, state, attempts_used, lost_count, died_count, unscored_no, not_before,
             stop_reason, reward, error_class, error_code, reason, has_tokens)
     WHERE r.rollout_id = o.id AND r.state = o.before
     RETURNING r.run_id, r.rollout_id, o.no, o.before, o.state, o.reason
@@ -83,7 +85,7 @@ INSERT INTO events (run_id, entity, entity_id, attempt_no, from_state, to_state,
 SELECT run_id, 'rollout', rollout_id, no, before, state, reason FROM moved
 """)
 
-# When the success of an older attempt wins, newer attempts of the rollout end as superseded.
+# When the result of an older attempt counts, newer attempts of the rollout end as superseded.
 _OVERTAKEN = text("""
 UPDATE attempts a SET state = 'superseded', ended_at = now()
 FROM unnest(CAST(:ids AS uuid[]), CAST(:nos AS integer[])) AS o (id, no)
@@ -100,6 +102,16 @@ SELECT * FROM unnest(
     CAST(:steps AS integer[]), CAST(:tokens AS bytea[]), CAST(:tokens_uris AS text[]),
     CAST(:tokens_digests AS text[]), CAST(:tokens_sizes AS bigint[]))
 ON CONFLICT DO NOTHING
+""")
+
+# The trajectory of a remote session is stored once: with the attempt that scored it.
+_MOVED = text("""
+DELETE FROM trajectories t
+USING unnest(CAST(:ids AS uuid[]), CAST(:nos AS integer[])) AS o (id, no)
+    JOIN rollouts r ON r.rollout_id = o.id
+    JOIN trajectories scored ON scored.rollout_id = o.id AND scored.attempt_no = o.no
+WHERE t.rollout_id = o.id AND t.attempt_no = r.unscored_no AND t.attempt_no <> o.no
+  AND t.body_digest = scored.body_digest
 """)
 
 _REWARDS = text("""
@@ -145,7 +157,7 @@ def write_outcomes(connection: Connection, outcomes: Sequence[AttemptOutcome]) -
     overtaken = [
         outcome
         for outcome in moved
-        if outcome.transition.rollout_state is RolloutState.SUCCEEDED
+        if outcome.transition.attempt_state is AttemptState.SUCCEEDED
         and outcome.completion.attempt_no != outcome.rollout.attempt_no
     ]
     if overtaken:
@@ -153,6 +165,9 @@ def write_outcomes(connection: Connection, outcomes: Sequence[AttemptOutcome]) -
     bodies = [outcome for outcome in outcomes if _has_body(outcome)]
     if bodies:
         connection.execute(_TRAJECTORIES, _trajectory_columns(bodies))
+    scored = [o for o in bodies if o.ends_rollout and o.rollout.unscored_no is not None]
+    if scored:
+        connection.execute(_MOVED, _keys(scored))
     write_rewards(connection, [outcome.completion for outcome in outcomes])
     dead = [outcome for outcome in outcomes if outcome.transition.dead_letter]
     if dead:
@@ -214,6 +229,7 @@ def _rollout_columns(moved: Sequence[AttemptOutcome]) -> dict[str, list[Any]]:
         "used": [outcome.transition.attempts_used for outcome in moved],
         "lost": [outcome.transition.lost_count for outcome in moved],
         "died": [outcome.transition.died_count for outcome in moved],
+        "unscored": [outcome.transition.unscored_no for outcome in moved],
         "not_befores": [outcome.transition.not_before for outcome in moved],
         "stops": [
             str(outcome.completion.stop_reason) if ok and outcome.completion.stop_reason else None

@@ -69,7 +69,7 @@ _RECORDED = frozenset(
 
 _LOCK = text("""
 SELECT rollout_id, group_id, run_id, state, attempt_no, attempts_used, lost_count, died_count,
-       now() AS now
+       unscored_no, now() AS now
 FROM rollouts WHERE rollout_id = ANY(:ids) ORDER BY rollout_id FOR UPDATE
 """)
 
@@ -243,6 +243,7 @@ def _decide(row: Any, completion: Completion, policy: RetryPolicy) -> AttemptOut
         attempts_used=row.attempts_used,
         lost_count=row.lost_count,
         died_count=row.died_count,
+        unscored_no=row.unscored_no,
     )
     now: datetime = row.now
     try:

@@ -44,6 +44,7 @@ class RemoteAttempt(NamedTuple):
     started_at: datetime | None
     is_overdue: bool
     policy_version: int
+    reward: str | None = None  #: the run's; None: that of the app counts
 
     @property
     def key(self) -> AttemptKey:
@@ -71,6 +72,8 @@ class SessionWaits(NamedTuple):
     most: int | None  #: `agentcore.max_sessions` of the controller; None: none reports
     throttled: int  #: rollouts that wait because their last call was throttled
     refused: int  #: those for which the account had no free session
+    unscored: int = 0  #: rollouts whose trajectory waits for its reward
+    reward: str | None = None  #: the reward that scores them
 
 
 _OPEN = text("""
@@ -91,7 +94,10 @@ SELECT (SELECT count(*) FROM remote_sessions WHERE run_id = :run_id) AS own,
     (SELECT min(CAST(takes ->> 'max_sessions' AS integer)) FROM processes
      WHERE kind = 'collector' AND last_seen_at > now() - make_interval(secs => :alive_s)) AS most,
     count(*) FILTER (WHERE a.error_code = 'throttled') AS throttled,
-    count(*) FILTER (WHERE a.error_code = 'session_quota') AS refused
+    count(*) FILTER (WHERE a.error_code = 'session_quota') AS refused,
+    (SELECT count(*) FROM rollouts WHERE run_id = :run_id AND unscored_no IS NOT NULL
+     AND (state IN ('dispatched', 'running') OR state = 'queued' AND attempt_no > 0)) AS unscored,
+    CAST(:reward AS text) AS reward
 FROM rollouts r JOIN attempts a USING (rollout_id, attempt_no)
 WHERE r.run_id = :run_id AND r.state = 'queued' AND r.attempt_no > 0 AND r.not_before > now()
 """)
@@ -136,10 +142,10 @@ _ATTEMPTS = """
 SELECT a.run_id, r.group_id, a.rollout_id, a.attempt_no, runs.slug, r.group_no, r.rollout_index,
        runs.config -> 'agentcore' AS target, a.worker_id, a.started_at,
        a.phase = 'remote' AND a.lease_until < now() + make_interval(secs => :margin_s)
-           AS is_overdue, runs.policy_version
+           AS is_overdue, runs.policy_version, runs.config ->> 'reward' AS reward
 FROM {source} JOIN rollouts r USING (rollout_id)
 JOIN runs ON runs.run_id = a.run_id
-WHERE r.state IN ('queued', 'dispatched', 'running')
+WHERE r.state IN ('queued', 'dispatched', 'running') AND r.unscored_no IS NULL
   AND jsonb_typeof(runs.config -> 'agentcore') = 'object'
   AND a.state IN ('dispatched', 'running', 'lost')
 """
@@ -187,10 +193,14 @@ WHERE s.rollout_id = k.id AND s.attempt_no = k.no
 """)
 
 
-def open_sessions(connection: Connection, run: Run, claimed: Sequence[ClaimedAttempt]) -> None:
-    """Add the sessions of claimed attempts, in the transaction of their claim."""
-    keys = _keys([(attempt.rollout_id, attempt.attempt_no) for attempt in claimed])
-    connection.execute(_OPEN, keys | {"run_id": run.run_id})
+def open_sessions(connection: Connection, run: Run, claimed: Sequence[ClaimedAttempt]) -> int:
+    """Add the sessions of claimed attempts, in the transaction of their claim; return how many.
+
+    An attempt that scores an earlier one's trajectory has no session.
+    """
+    keys = [(each.rollout_id, each.attempt_no) for each in claimed if each.unscored_no is None]
+    connection.execute(_OPEN, _keys(keys) | {"run_id": run.run_id})
+    return len(keys)
 
 
 def count_sessions(connection: Connection, run_id: UUID | None = None) -> int:
@@ -204,7 +214,7 @@ def session_waits(connection: Connection, run: Run) -> SessionWaits | None:
     """Return the figures of a run's waits for AgentCore; None: it is not executed there."""
     if run.config.agentcore is None:
         return None
-    values = {"run_id": run.run_id, "alive_s": ALIVE_S}
+    values = {"run_id": run.run_id, "alive_s": ALIVE_S, "reward": run.config.reward}
     return SessionWaits._make(connection.execute(_WAITS, values).one())
 
 
@@ -284,6 +294,7 @@ def _attempt(row: Any) -> RemoteAttempt:
         started_at=row.started_at,
         is_overdue=row.is_overdue,
         policy_version=row.policy_version,
+        reward=row.reward,
     )
 
 

@@ -32,17 +32,19 @@ class ClaimedAttempt(NamedTuple):
     n: int
     payload: dict[str, Any]
     lost_count: int = 0
+    unscored_no: int | None = None  #: the earlier attempt whose trajectory this one scores
 
 
-_CLAIM = text("""
+_CLAIM = """
 WITH picked AS (
     SELECT rollout_id FROM rollouts
-    WHERE run_id = :run_id AND state = 'queued' AND not_before <= now() AND group_no < :end
+    WHERE run_id = :run_id AND state = 'queued' AND not_before <= now() AND group_no < :end {only}
     ORDER BY group_no, rollout_index LIMIT :most FOR UPDATE SKIP LOCKED
 ), claimed AS (
     UPDATE rollouts r SET state = 'dispatched', attempt_no = r.attempt_no + 1
     FROM picked WHERE r.rollout_id = picked.rollout_id
-    RETURNING r.rollout_id, r.group_id, r.group_no, r.rollout_index, r.attempt_no, r.lost_count
+    RETURNING r.rollout_id, r.group_id, r.group_no, r.rollout_index, r.attempt_no, r.lost_count,
+        r.unscored_no
 ), new_attempts AS (
     INSERT INTO attempts (rollout_id, attempt_no, run_id, lease_until)
     SELECT rollout_id, attempt_no, :run_id, now() + make_interval(secs => :lease_s) FROM claimed
@@ -51,10 +53,13 @@ WITH picked AS (
     SELECT :run_id, 'rollout', rollout_id, attempt_no, 'queued', 'dispatched' FROM claimed
 )
 SELECT c.rollout_id, c.group_id, c.group_no, c.rollout_index, c.attempt_no, g.n_rollouts, p.payload,
-       c.lost_count
+       c.lost_count, c.unscored_no
 FROM claimed c JOIN groups g USING (group_id) JOIN prompts p USING (prompt_id)
 ORDER BY c.group_no, c.rollout_index
-""")
+"""
+_CLAIM_ANY = text(_CLAIM.format(only=""))
+# The attempt number lets the statement use the index of rollouts that are queued again.
+_CLAIM_UNSCORED = text(_CLAIM.format(only="AND attempt_no > 0 AND unscored_no IS NOT NULL"))
 
 # The deadline counts from the first dispatch: a group may wait in the queue for any time.
 _SET_DEADLINES = text("""
@@ -91,7 +96,13 @@ SELECT run_id, count(*) FROM rollouts WHERE state IN ('dispatched', 'running') G
 
 
 def claim(
-    connection: Connection, run: Run, *, most: int, lease_s: float, end: int | None = None
+    connection: Connection,
+    run: Run,
+    *,
+    most: int,
+    lease_s: float,
+    end: int | None = None,
+    unscored: bool = False,
 ) -> list[ClaimedAttempt]:
     """Turn up to `most` queued rollouts into dispatched attempts, in order of their groups.
 
@@ -103,10 +114,11 @@ def claim(
         most: Upper bound.
         lease_s: Seconds until an attempt that does not start counts as lost.
         end: Number of the first group that is not claimed from; None: all groups are.
+        unscored: Only rollouts whose trajectory waits for its reward.
     """
     end = _NO_END if end is None else end
     values = {"run_id": run.run_id, "most": most, "lease_s": lease_s, "end": end}
-    rows = connection.execute(_CLAIM, values)
+    rows = connection.execute(_CLAIM_UNSCORED if unscored else _CLAIM_ANY, values)
     return [ClaimedAttempt(*row) for row in rows]
 
 

@@ -144,6 +144,7 @@ def _sentences(facts: WaitFacts) -> Iterator[str]:
         if facts.oldest_running_s is not None:
             oldest = f", the oldest for {duration(facts.oldest_running_s)}"
         yield f"{_rollouts(facts.running)} running{oldest}."
+    yield from _unscored(facts.sessions)
     if facts.dispatched:
         # A run with a queue of its own needs workers that were started with that queue.
         is_own = facts.queue != DEFAULT_REQUEST_QUEUE
@@ -175,6 +176,17 @@ def _admission(capacity: Capacity | None) -> str:
         f"{capacity.groups_per_step} groups per step); they wait for the trainer to pull, publish "
         "or commit"
     )
+
+
+def _unscored(sessions: SessionWaits | None) -> Iterator[str]:
+    if sessions is not None and sessions.unscored:
+        is_one = sessions.unscored == 1
+        wait = "rollout waits for its" if is_one else "rollouts wait for their"
+        ended = "session has" if is_one else "sessions have"
+        yield (
+            f"{sessions.unscored} {wait} reward: the {ended} ended, and a worker scores what was "
+            f"left with {sessions.reward}."
+        )
 
 
 def _no_session(sessions: SessionWaits | None) -> str:

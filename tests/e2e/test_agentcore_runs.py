@@ -229,6 +229,68 @@ def test_a_plain_container_needs_no_gateway(buckets, rollout, tmp_path, style):
     assert sorted(line["reward"] for line in lines) == [0.0, 0.1, 0.2]
 
 
+REWARDS = """
+from rollout import register_reward
+
+@register_reward("ours")
+def ours(response, answer, prompt, trajectory):
+    if prompt.get("fails"):
+        raise ValueError("no verdict")
+    return 0.5 if response == f"#### {answer}" else 0.0
+"""
+
+
+def test_a_named_reward_scores_what_the_sessions_left_and_the_apps_need_not_exist(
+    buckets, rollout, tmp_path
+):
+    from workers.agentcore import AgentCoreRLApp
+
+    plugin = tmp_path / "our_rewards.py"
+    plugin.write_text(REWARDS)
+    rows = [
+        {"question": "right", "answer": "1", "app_says": 0.9},
+        {"question": "alone", "answer": "2"},
+        {"question": "wrong", "answer": "3", "says": "4", "app_says": 0.9},
+        {"question": "silent", "answer": "5", "says": None},
+        {"question": "fails", "answer": "6", "fails": 1, "app_says": 0.9},
+    ]
+    with set_environment(buckets.environment):
+        app = AgentCoreRLApp()
+
+        @app.rollout_entrypoint
+        def answers(payload):
+            said = payload.get("says", payload["answer"])
+            messages = [{"role": "user", "content": payload["prompt"]}]
+            if said is not None:
+                messages.append({"role": "assistant", "content": f"#### {said}"})
+            own = {"rewards": payload["app_says"]} if "app_says" in payload else {}
+            return {"rollout_data": [{"formatted_request": {"messages": messages}}], **own}
+
+        with serving(app) as url:
+            status = rollout.json(
+                "run", dataset(tmp_path, rows), "--run", "ours", "--max-error-rate", 1,
+                "--executor", "agentcore", "--target", url,
+                "--reward", "ours", "--plugin", plugin,
+            )  # fmt: skip
+    counts = status["rollouts"]
+    assert (counts["succeeded"], counts["failed"], len(buckets.keys())) == (3, 2, 5)
+    rollout("export", "ours", "-o", tmp_path / "out.jsonl")
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    good = [line for line in lines if line["reward"] is not None]
+    rewards = {line["messages"][0]["content"]: line["reward"] for line in good}
+    assert rewards == {"right": 0.5, "alone": 0.5, "wrong": 0.0}
+    errors = {(e["error_class"], e["code"]) for e in rollout.json("errors", "ours")["errors"]}
+    assert errors == {("contract", "no_answer"), ("reward_error", "reward_raised")}
+    metadata = json.loads(rollout("show", "rollout", "ours-g000000-r0", "--raw").out)["metadata"]
+    assert metadata["rewards"] == 0.9, "the app's reward is kept beside ours"
+
+    # The scorer is well again: the trajectory is scored, and no session runs.
+    plugin.write_text(REWARDS.replace('prompt.get("fails")', "False"))
+    rollout("rescore", "ours", "--plugin", plugin)
+    assert rollout.json("status", "ours")["rollouts"]["succeeded"] == 4
+    assert len(buckets.keys()) == 5
+
+
 @pytest.mark.parametrize(
     ("options", "unset", "code"),
     [
@@ -237,7 +299,7 @@ def test_a_plain_container_needs_no_gateway(buckets, rollout, tmp_path, style):
         (("--executor", "agentcore", "--target", "arn:aws:s3:::bucket"), (), 2),
         (("--executor", "elsewhere"), (), 2),
         (("--target", ARN), (), 2),
-        (("--executor", "agentcore", "--target", ARN, "--reward", "exact_match"), (), 2),
+        (("--executor", "agentcore", "--target", ARN, "--reward", "unknown"), (), 2),
         (("--executor", "agentcore", "--target", ARN), ("RESULTS_BUCKET",), 3),
         (("--executor", "agentcore", "--target", ARN), ("RESULTS_QUEUE_URL",), 3),
     ],

@@ -59,6 +59,7 @@ LAYERS = {
     "rescorer": Layer(("pipeline.rescorer",), (*PURE, "requests", *ADAPTERS)),
     "announcer": Layer(("pipeline.policy_announcer",), (*PURE, *ADAPTERS)),
     "replays": Layer(("pipeline.replays",), (*PURE, *ADAPTERS)),
+    "unscored": Layer(("pipeline.unscored",), (*PURE, *ADAPTERS)),
     # Services: they use the adapters, and none knows another.
     **{
         name: Layer(
@@ -72,6 +73,7 @@ LAYERS = {
                 "rescorer",
                 "announcer",
                 "replays",
+                "unscored",
                 *ADAPTERS,
             ),
         )

@@ -74,6 +74,31 @@ def test_no_reward_and_no_json_are_contract_errors(result, code):
     )
 
 
+@pytest.mark.parametrize("own", [{}, {"rewards": 0.9}, {"rewards": "much"}])
+def test_where_the_run_names_a_reward_that_of_the_app_is_only_kept(own):
+    completion = outcome_of(
+        ATTEMPT._replace(reward="ours"),
+        json.dumps({"rollout_data": [TURN], "stop_reason": "length", **own}).encode(),
+        elapsed_s=1.0,
+    )
+    assert (completion.purpose, completion.outcome, completion.reward) == (
+        "unscored",
+        "succeeded",
+        None,
+    )
+    metadata = unpack_record(completion.body).metadata
+    assert (metadata["rewards"], metadata["stop_reason"]) == (own.get("rewards"), "max_tokens")
+
+
+@pytest.mark.parametrize("result", [{}, {"rollout_data": [{}]}, {"rewards": 1.0}])
+def test_a_reward_is_not_asked_about_a_result_without_an_answer(result):
+    completion = outcome_of(
+        ATTEMPT._replace(reward="ours"), json.dumps(result).encode(), elapsed_s=1.0
+    )
+    assert completion.error is not None
+    assert (completion.error_class, completion.error.code) == ("contract", "no_answer")
+
+
 @pytest.mark.parametrize(
     ("given", "expected"),
     [(None, "agent_bug"), ("agent_bug", "agent_bug"), ("contract", "contract"), (7, "agent_bug")],

@@ -77,6 +77,23 @@ def decide(
     )
 
 
+@pytest.mark.parametrize(
+    "state", [RolloutState.QUEUED, RolloutState.DISPATCHED, RolloutState.RUNNING]
+)
+def test_the_first_unscored_result_queues_its_rollout_and_uses_no_attempt(state):
+    unscored = says(attempt_no=1).model_copy(update={"purpose": "unscored"})
+    rollout = Rollout(ID, ID, ID, state, attempt_no=2, attempts_used=1, lost_count=1)
+    result = decide(rollout, unscored)
+    assert (result.attempt_state, result.rollout_state) == (
+        AttemptState.SUCCEEDED,
+        RolloutState.QUEUED,
+    )
+    assert (result.attempts_used, result.lost_count, result.unscored_no) == (1, 1, 1)
+    assert result.not_before == NOW
+    later = decide(replace(rollout, unscored_no=2), unscored)
+    assert (later.attempt_state, later.rollout_state) == (AttemptState.SUPERSEDED, None)
+
+
 EXPECTED = {
     # class: (attempt ends, rollout goes to, attempts used, lost, wait in seconds)
     ErrorClass.MODEL_RATE_LIMIT: (AttemptState.FAILED, RolloutState.QUEUED, 0, 0, 1.0),

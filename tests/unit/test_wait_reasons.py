@@ -125,6 +125,19 @@ def test_a_run_on_agentcore_names_used_up_sessions_and_refused_calls():
     )
 
 
+def test_a_run_on_agentcore_names_rollouts_that_wait_for_their_reward():
+    sessions = SessionWaits(own=2, others=0, ended=0, most=9, throttled=0, refused=0)
+    one = sessions._replace(unscored=1, reward="gsm8k")
+    assert explain_wait(replace(BUSY, running=0, dispatched=1, sessions=one))[0] == (
+        "1 rollout waits for its reward: the session has ended, and a worker scores what was left "
+        "with gsm8k."
+    )
+    two = one._replace(unscored=2)
+    assert explain_wait(replace(BUSY, running=0, dispatched=2, sessions=two))[0].startswith(
+        "2 rollouts wait for their reward: the sessions have ended"
+    )
+
+
 WAITING = TrainerFacts(
     wanted=16,
     groups={"open": 12, "ready": 3, "leased": 0, "consumed": 32, "dropped": 0},

@@ -35,6 +35,7 @@ class Destination:
     identity: tuple[str, str, str]  #: experiment, input, session
     sqs_url: str | None = None
     is_training: bool = False  #: rewards are checked
+    needs_rewards: bool = True  #: False: a reward of the run's own scores the result
     needs_turns: bool = False  #: asked for by `_training` alone: `rollout_data` must be there
     rollout: Mapping[str, Any] | None = field(default=None, repr=False)
 
@@ -74,6 +75,7 @@ def destination_of(payload: Any, header_session: str | None) -> Destination | No
         identity,
         sqs_url=training["sqs_url"],
         is_training=True,
+        needs_rewards=_needs_rewards(training),
         needs_turns=True,
         rollout=rollout or None,
     )
@@ -90,8 +92,13 @@ def _of_rollout(
         identity,
         sqs_url=training.get("sqs_url"),
         is_training=bool(training),
+        needs_rewards=_needs_rewards(training),
         rollout=rollout,
     )
+
+
+def _needs_rewards(training: Mapping[str, Any]) -> bool:
+    return training.get("rewards") != "optional"
 
 
 def _section(payload: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -35,7 +35,7 @@ def success_bytes(returned: Any, destination: Destination, payload: Mapping[str,
             f"the entrypoint must return a dict, and it returned {type(returned).__name__}"
         )
     if destination.is_training:
-        _check_rewards(returned, needs_turns=destination.needs_turns)
+        _check_rewards(returned, destination)
     stored = {"status_code": 200, "stop_reason": "end_turn"} | returned
     return _encode(stored | _shared_fields(destination, payload))
 
@@ -115,14 +115,16 @@ def _encode(document: Mapping[str, Any]) -> bytes:
     return text.encode()
 
 
-def _check_rewards(returned: Mapping[str, Any], *, needs_turns: bool) -> None:
+def _check_rewards(returned: Mapping[str, Any], destination: Destination) -> None:
     turns = returned.get("rollout_data")
-    if turns is None and not needs_turns:
+    if turns is None and not destination.needs_turns:
         n_turns = None
     elif isinstance(turns, list) and turns:
         n_turns = len(turns)
     else:
         raise ResultShapeError("`rollout_data` must be a non-empty list, one item per turn")
+    if "rewards" not in returned and not destination.needs_rewards:
+        return
     if "rewards" not in returned:
         raise ResultShapeError("the result has no `rewards`")
     rewards = returned["rewards"]

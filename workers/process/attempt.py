@@ -24,7 +24,7 @@ from workers.core.trajectory import Trajectory
 from workers.process.agent_timeout import WallClock
 from workers.process.journal import Journal
 from workers.process.model_calls import ModelCalls
-from workers.process.records import record_of
+from workers.process.records import record_of, stop_reason_of
 
 Phase = Literal["starting", "generating", "scoring", "done"]
 
@@ -40,6 +40,8 @@ class Attempt:
         self._redactor = redactor
         self.trajectory = Trajectory(request_id=request.label)
         self.calls: ModelCalls | None = None
+        #: The completion of the remote session whose trajectory this attempt scores.
+        self.unscored: Completion | None = None
         self.journal: Journal | None = None
         self.clock: WallClock | None = None
         self.phase: Phase = "starting"
@@ -56,6 +58,11 @@ class Attempt:
     def step(self) -> int:
         """The number of the model call under way, or of the last one."""
         return self.reported_step if self.calls is None else self.calls.begun
+
+    def take_over(self, unscored: Completion, trajectory: Trajectory) -> None:
+        """Take the trajectory that a remote session left."""
+        self.unscored, self.trajectory = unscored, trajectory
+        self.stop_reason = stop_reason_of(trajectory)
 
     def enter(self, phase: Phase) -> None:
         """Enter the next phase and record the duration of the last one."""
@@ -79,11 +86,17 @@ class Attempt:
         Raises:
             ContractError: The agent left a value in the trajectory that cannot be stored.
         """
+        fields = {
+            "outcome": "succeeded",
+            "stop_reason": self.stop_reason,
+            "reward": self.reward,
+        }
+        if self.unscored is not None:
+            self.enter("done")
+            return self._scored(self.unscored, fields)
         record, body = self._packed()
         self.enter("done")
-        return self._completion(
-            record, body, outcome="succeeded", stop_reason=self.stop_reason, reward=self.reward
-        )
+        return self._completion(record, body, **fields)
 
     def failed(self, error: RolloutError) -> Completion:
         """Return the completion of an error, with the trajectory so far."""
@@ -101,6 +114,8 @@ class Attempt:
             phase=phase,
             retry_after_s=_finite(error.retry_after_s),
         )
+        if self.unscored is not None:
+            return self._scored(self.unscored, {"outcome": "failed", "error": record})
         return self._completion(*self._packed_or_less(), outcome="failed", error=record)
 
     def _clean(self, text: str) -> str:
@@ -118,6 +133,21 @@ class Attempt:
         except ContractError as error:
             record = TrajectoryRecord(metadata={"unrecordable": self._clean(str(error))})
             return record, pack_record(record)
+
+    def _scored(self, unscored: Completion, fields: dict[str, Any]) -> Completion:
+        """Return the completion with the trajectory as the session left it."""
+        self._timings["elapsed_s"] = round(time.perf_counter() - self._started, 6)
+        own: dict[str, Any] = {
+            **self.request.identity,
+            "worker_id": self.worker_id,
+            "purpose": "attempt",
+            "reward_parts": self.reward_parts,
+            "timings": self._timings,
+            "calls_replayed": unscored.n_turns,
+            "replayed_from": (unscored.attempt_no,),
+            "tokens_saved": unscored.prompt_tokens + unscored.completion_tokens,
+        }
+        return unscored.model_copy(update=own | fields)
 
     def _completion(self, record: TrajectoryRecord, body: bytes, **fields: Any) -> Completion:
         request, calls, journal = self.request, self.calls, self.journal

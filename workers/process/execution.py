@@ -1,7 +1,9 @@
 """One attempt, step by step: run the agent, score, return the completion.
 
 Called by the Celery task through the event loop. A bad rollout is an outcome, not an exception:
-only cancellation leaves `execute` without a completion. Must not: retry an attempt, or know Celery.
+only cancellation leaves `execute` without a completion. The agent of a run on AgentCore runs
+elsewhere: one attempt starts its session, a later one scores what it left. Must not: retry an
+attempt, or know Celery.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from workers.process.exit_guard import guard_exits
 from workers.process.records import stop_reason_of
 from workers.process.runtime import Runtime
 from workers.process.scoring import Scorer
+from workers.process.unscored import take_over
 from workers.sandbox.base import SandboxFailure
 
 #: Ends the policy is responsible for; a run may ask to fail them.
@@ -59,13 +62,16 @@ async def execute(request: RolloutRequest, runtime: Runtime) -> Completion:
         try:
             # Errors outside the boundaries below also become an outcome of the rollout.
             with boundary(AgentError, "unexpected"):
-                if request.agentcore is not None:
+                if request.agentcore is not None and request.unscored_no is None:
                     return await runtime.remote_sessions.start(attempt)
                 if request.lost_count >= ISOLATED_FROM and runtime.isolation is not None:
                     completion = await runtime.isolation.run(attempt)
                     if completion is not None:
                         return completion
-                await run_agent(attempt, runtime)
+                if request.unscored_no is None:
+                    await run_agent(attempt, runtime)
+                else:
+                    await take_over(attempt, runtime.settings)
                 await score_trajectory(attempt)
                 return attempt.succeeded()
         except RolloutError as error:

@@ -63,6 +63,7 @@ class RemoteSessions:
             session_id=session_id,
             prompt=request.prompt,
             model=self._model_of(request),
+            reward=request.reward,
         )
         for number in range(1, _TRIES + 1):
             await pace.wait(target, run=request.run, weight=request.weight)

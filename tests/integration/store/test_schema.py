@@ -318,6 +318,21 @@ def test_calls_of_workers_outlive_the_upgrade_and_the_downgrade_of_gateways(engi
     assert [row["first_call"] for row in story.rows("SELECT first_call FROM journals")] == [3]
 
 
+def test_a_store_in_use_forgets_and_learns_which_trajectories_wait_for_a_reward(engine):
+    story = StoredRun(engine, prompts=3)
+    first, second = story.claim(2)
+    story.record(story.succeeded(first, 0.5))
+    story.record(story.succeeded(second, None, purpose="unscored"))
+    now, before = columns(engine), story.everything()
+    downgrade(engine, "0020")
+    assert "unscored_no" not in columns(engine)["rollouts"]
+    assert upgrade(engine) == head()
+    for row in before["rollouts"]:
+        row["unscored_no"] = None
+    assert (columns(engine), story.everything()) == (now, before)
+    assert story.claim_one().unscored_no is None, "its agent runs again"
+
+
 def test_an_empty_database_is_refused_with_the_command_that_helps(empty):
     with pytest.raises(SchemaOutdated, match=r"schema none.*rollout db upgrade"):
         require_current(empty)

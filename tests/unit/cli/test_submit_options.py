@@ -170,13 +170,11 @@ def test_a_made_up_name_says_which_dataset():
     assert re.fullmatch("gsm8k-[0-9a-f]{4}", new_slug("openai/gsm8k:main"))
 
 
-def test_a_reward_for_a_remote_agent_is_refused_with_the_reason_and_the_remedy():
+def test_a_remote_agent_is_scored_by_its_app_unless_a_reward_is_named():
     remote = {"executor": "agentcore", "target": "http://127.0.0.1:8080"}
     settings = AgentCoreSettings(results_bucket="b")
-    with pytest.raises(InputError) as refused:
-        run_config(replace(PLAIN, reward="gsm8k", **remote), {}, agentcore=settings)
-    assert "the agent's app gives the reward" in str(refused.value)
-    assert "rollout rescore RUN --reward NAME" in str(refused.value)
+    named = run_config(replace(PLAIN, reward="gsm8k", **remote), {}, agentcore=settings)
+    assert named.reward == "gsm8k"
     # A default for all runs is no wish of this one.
     asked = run_config(replace(PLAIN, **remote), {"reward": "gsm8k"}, agentcore=settings)
     assert asked.reward is None
