@@ -12,10 +12,10 @@ from pipeline.agentcore.outcome import outcome_of, timed_out
 from pipeline.contract.agentcore import (
     AgentCoreTarget,
     payload_of,
-    result_keys_of,
     session_id_of,
     session_of_key,
 )
+from pipeline.contract.result_keys import rollout_key, training_key
 from pipeline.contract.trajectory import unpack_record
 from pipeline.redaction import Redactor
 from pipeline.store.remote_sessions import RemoteAttempt
@@ -150,7 +150,8 @@ def test_a_session_without_a_result_says_how_long_was_waited():
 def test_a_key_names_its_attempt_in_either_style():
     session = session_id_of(ATTEMPT.label, ROLLOUT_ID)
     assert 33 <= len(session) <= 256
-    for key in result_keys_of("math", 7, session):
+    of_session = "math", "g000007", session
+    for key in (rollout_key(*of_session), training_key(*of_session)):
         found = session_of_key(key)
         assert found is not None
         assert (found.rollout_id, found.attempt_no) == (ROLLOUT_ID, 2)
