@@ -82,11 +82,14 @@ class CallRecorder(threading.Thread):
         self._queue.put(_Waiting(frame, sent))
         await asyncio.wrap_future(sent)
 
-    def close(self, *, timeout_s: float) -> None:
-        """Send the remaining frames; give up after `timeout_s`."""
+    def give_up_after(self, timeout_s: float) -> None:
+        """From then on try each frame once, so that no call waits for an absent broker."""
         self._give_up_at = time.monotonic() + timeout_s
+
+    def close(self) -> None:
+        """Send the remaining frames, until it is time to give up."""
         self._queue.put(None)
-        self.join(timeout_s + _LAST_TRY_S)
+        self.join(max(0.0, self._give_up_at - time.monotonic()) + _LAST_TRY_S)
 
     def run(self) -> None:
         """Send frames until closed."""

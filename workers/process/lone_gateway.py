@@ -3,7 +3,7 @@
 Run by `rollout gateway`. A key says how its attempt's model is called, and the record of each call
 goes to the collector before its answer, so the process keeps nothing but the answers for repeated
 requests, and any number can run. Must not: serve without a signing key, or outlive a stop by more
-than `DRAIN_S` and `_FLUSH_S`.
+than `DRAIN_S` and one message to the broker.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from workers.process.runtime import Runtime, open_limits
 from workers.process.unclocked_limiter import bounded_waits
 from workers.process.worker_gateway import read_key
 
-#: Time for calls under way after a stop, and then for records that wait for the broker.
+#: Time for calls under way after a stop, and for records that wait for the broker.
 DRAIN_S = 30.0
 _FLUSH_S = 5.0
 #: Attempts whose answers are kept for repeated requests.
@@ -159,8 +159,10 @@ async def _serve(
         ready(f"http://{shown}:{runner.addresses[0][1]}/v1")
         await stopped.wait()
     finally:
+        # Calls that cannot be recorded are refused while their clients are still connected.
+        recorder.give_up_after(_FLUSH_S)
         await runner.cleanup()
-        await asyncio.to_thread(recorder.close, timeout_s=_FLUSH_S)
+        await asyncio.to_thread(recorder.close)
         await limits.close()
         await close_connections()
 

@@ -9,6 +9,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 from fixtures.brokers import BrokerPlace
 from fixtures.scripted_model import ScriptedModel, scripted_model
 from fixtures.served_model import KEY
+from fixtures.waiting import wait_until
 
 from pipeline.agentcore.remote_calls import read_remote_calls
 from pipeline.contract.messages import JournalFrame
@@ -168,6 +170,26 @@ def test_without_the_broker_no_call_is_answered(deployed: Deployment) -> None:
         ask(base_url, key_of(), timeout=2)
     assert deployed.model.requests == 1
     process.kill()
+
+
+def test_a_gateway_that_stops_without_the_broker_refuses_the_calls_that_it_cannot_record(
+    deployed: Deployment,
+) -> None:
+    import openai
+
+    deployed.serve(lambda _: "42")
+    limits = deployed.environment["ROLLOUT_BROKER__URL"]
+    environment = {"ROLLOUT_BROKER__URL": "redis://127.0.0.1:1/0"}
+    process, base_url = deployed.gateway(**environment, ROLLOUT_LIMITS__REDIS_URL=limits)
+    with ThreadPoolExecutor() as threads:
+        call = threads.submit(ask, base_url, key_of(), timeout=60)
+        wait_until(lambda: deployed.model.requests == 1, 30, what="the model's answer")
+        process.send_signal(signal.SIGTERM)
+        with pytest.raises(openai.InternalServerError) as refused:
+            call.result()
+    assert (refused.value.status_code, refused.value.code) == (503, "not_recorded")
+    assert refused.value.response.headers["x-should-retry"] == "true"
+    assert process.wait(30) == 0
 
 
 def test_a_call_whose_answer_was_lost_with_its_gateway_is_in_the_trajectory_once(
