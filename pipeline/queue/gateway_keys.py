@@ -11,12 +11,11 @@ import base64
 import time
 from collections.abc import Callable
 from typing import Any
-from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import Field
 
 from pipeline.contract.errors import MalformedMessage, PipelineError
-from pipeline.contract.messages import RolloutRequest
+from pipeline.contract.messages import AttemptRef, RolloutRequest
 from pipeline.contract.run import TokenWish
 from pipeline.queue.signing import GATEWAY_KEY, Signer
 
@@ -30,32 +29,20 @@ class BadKey(PipelineError):
     code = "E306"
 
 
-class GatewayKey(BaseModel):
+class GatewayKey(AttemptRef):
     """The content of a key: the attempt, and how its model is called.
 
     `expires_at` is in Unix seconds. `base_url` names the endpoints as the run does; None: those of
     the gateway. `sampling` overrides what the agent asks for.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    run_id: UUID
     run: str
-    group_id: UUID
-    rollout_id: UUID
-    attempt_no: int
-    label: str
     expires_at: int
     model: str
     base_url: str | tuple[str, ...] | None = None
     weight: float = 1.0
-    sampling: dict[str, Any] = {}
+    sampling: dict[str, Any] = Field(default_factory=dict)
     tokens: TokenWish = "off"
-
-    @property
-    def attempt(self) -> tuple[UUID, int]:
-        """The attempt, as in messages."""
-        return self.rollout_id, self.attempt_no
 
 
 def gateway_key_of(request: RolloutRequest, model: str, *, expires_at: int = 0) -> GatewayKey:
@@ -67,12 +54,8 @@ def gateway_key_of(request: RolloutRequest, model: str, *, expires_at: int = 0) 
         expires_at: In Unix seconds; a worker's own gateway sets it.
     """
     return GatewayKey(
-        run_id=request.run_id,
+        **request.identity,
         run=request.run,
-        group_id=request.group_id,
-        rollout_id=request.rollout_id,
-        attempt_no=request.attempt_no,
-        label=request.label,
         expires_at=expires_at,
         model=model,
         base_url=request.base_url,

@@ -192,13 +192,8 @@ class AttemptRecord:
             supersedes=marks.supersedes,
         )
         body = pack_calls([entry])
-        own = self._key
         return JournalFrame(
-            run_id=own.run_id,
-            group_id=own.group_id,
-            rollout_id=own.rollout_id,
-            attempt_no=own.attempt_no,
-            label=own.label,
+            **self._key.identity,
             first=self._last,
             n_calls=1,
             body=body,

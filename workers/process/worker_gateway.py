@@ -73,14 +73,14 @@ class WorkerGateway:
         # The calls run in the agent's context: their waits for limits pause its wall clock.
         with bounded_waits(self._settings.limit_wait_s):
             served = ServedAttempt(key.label, key.model, generate, copy_context())
-        self._attempts[key.attempt] = served
+        self._attempts[key.key] = served
         socket_path = await server.socket_path() if with_socket else None
         try:
             yield Endpoint(f"{server.url}/v1", written, key.model, socket_path)
         finally:
             served.close()
-            if self._attempts.get(key.attempt) is served:
-                del self._attempts[key.attempt]
+            if self._attempts.get(key.key) is served:
+                del self._attempts[key.key]
 
     async def close(self) -> None:
         """Stop the server; the next attempt starts it again."""
@@ -99,7 +99,7 @@ class WorkerGateway:
 
     def _find_attempt(self, text: str) -> ServedAttempt:
         key = read_key(self._keys, text)
-        served = self._attempts.get(key.attempt)
+        served = self._attempts.get(key.key)
         if served is None:
             raise attempt_over(key.label)
         return served
