@@ -70,6 +70,7 @@ class Deployment:
             "ROLLOUT_BROKER__SIGNING_KEY": SECRET,
             "ROLLOUT_BROKER__URL": place.url,
             "ROLLOUT_BROKER__PREFIX": place.prefix,
+            **{f"ROLLOUT_AWS__{name.upper()}": value for name, value in place.aws.items()},
         }
         self.stack = ExitStack()
         self.model: ScriptedModel
@@ -107,13 +108,24 @@ class Deployment:
 
 
 @pytest.fixture
-def deployed(
-    tmp_path: Path, redis_place: BrokerPlace, make_settings: Callable[..., Settings]
-) -> Iterator[Deployment]:
-    settings = make_settings(redis_place, broker={"signing_key": SECRET})
-    deployment = Deployment(settings, tmp_path, redis_place)
-    yield deployment
-    deployment.close()
+def deploy(
+    tmp_path: Path, make_settings: Callable[..., Settings]
+) -> Iterator[Callable[[BrokerPlace], Deployment]]:
+    made: list[Deployment] = []
+
+    def make(place: BrokerPlace) -> Deployment:
+        settings = make_settings(place, broker={"signing_key": SECRET})
+        made.append(Deployment(settings, tmp_path, place))
+        return made[-1]
+
+    yield make
+    for deployment in made:
+        deployment.close()
+
+
+@pytest.fixture
+def deployed(deploy: Callable[[BrokerPlace], Deployment], redis_place: BrokerPlace) -> Deployment:
+    return deploy(redis_place)
 
 
 def ask(base_url: str, key: str, *, model: str = "m-1", **options: Any) -> str | None:
@@ -148,8 +160,11 @@ def test_a_gateway_alone_does_not_start_without_a_signing_key(tmp_path: Path) ->
 
 
 def test_the_broker_has_the_record_of_a_call_before_the_agent_has_its_answer(
-    deployed: Deployment,
+    # The broker's place comes first: its queues are deleted after the deployment is closed.
+    broker_place: BrokerPlace,
+    deploy: Callable[[BrokerPlace], Deployment],
 ) -> None:
+    deployed = deploy(broker_place)
     deployed.serve(lambda _: "one of rpk-key.0a")
     _, base_url = deployed.gateway()
     assert ask(base_url, key_of()) == "one of rpk-key.0a"
