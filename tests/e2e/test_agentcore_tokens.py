@@ -118,7 +118,7 @@ def test_each_call_of_a_remote_agent_is_stored_once_with_the_ids_that_were_sampl
         first.ready()
         run = rollout.start(
             "run", dataset(tmp_path, ROWS), "--run", "math", "-n", "2",
-            "--executor", "agentcore", "--target", ARN, "--json",
+            "--executor", "agentcore", "--target", ARN, "--reward", "gsm8k", "--json",
         )  # fmt: skip
         wait_until(lambda: len(policy.sampled) >= 5, timeout_s=COMMAND_S)
         first.end(signal.SIGKILL)

@@ -184,6 +184,19 @@ def test_a_payload_has_the_prompt_its_columns_and_the_sections_of_its_style(styl
         assert payload["_rollout"]["base_url"] == "http://m/v1"
 
 
+def test_a_payload_says_that_a_reward_of_the_run_scores_the_result():
+    payload = payload_of(
+        TARGET,
+        run="math",
+        group_no=7,
+        session_id="s" * 33,
+        prompt={"content": "2+2?"},
+        model={},
+        reward="gsm8k",
+    )
+    assert payload["_training"]["rewards"] == "optional"
+
+
 @pytest.mark.parametrize("style", ["training", "both"])
 def test_a_training_section_that_stands_alone_names_the_gateway(style):
     named = {"base_url": "http://gateway/v1", "api_key": "rpk-a.0", "model_id": "m"}

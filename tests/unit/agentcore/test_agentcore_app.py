@@ -189,6 +189,15 @@ def test_a_number_a_list_of_one_and_one_per_turn_are_rewards(rewards):
     assert (result["status_code"], result["rewards"]) == (200, rewards)
 
 
+def test_where_rewards_are_optional_a_result_may_have_none_and_a_bad_one_is_refused():
+    payload = {"_training": {**TRAINING, "rewards": "optional"}}
+    with served(lambda payload: {"rollout_data": [{}]}) as it:
+        result = it.result(payload)
+    assert (result["status_code"], "rewards" in result) == (200, False)
+    with served(lambda payload: {"rollout_data": [{}], "rewards": "much"}) as it:
+        assert it.result(payload)["error_class"] == "contract"
+
+
 def test_with_both_sections_turns_may_be_missing_and_rewards_are_checked():
     payload = {"_training": TRAINING, "_rollout": ROLLOUT}
     with served(lambda payload: {"rewards": 1.0}) as it:
