@@ -62,8 +62,13 @@ class History(RuleBasedStateMachine):
         max_attempts=st.integers(1, 3),
         max_lost=st.integers(1, 3),
         n_min=st.integers(0, 3),
+        is_remote=st.booleans(),
     )
-    def begin(self, prompts: int, n: int, max_attempts: int, max_lost: int, n_min: int) -> None:
+    def begin(
+        self, prompts: int, n: int, max_attempts: int, max_lost: int, n_min: int, is_remote: bool
+    ) -> None:
+        #: Whether attempts are sessions whose trajectories a later attempt scores.
+        self.is_remote = is_remote
         self.story = StoredRun(
             self.engine,
             prompts=prompts,
@@ -94,8 +99,10 @@ class History(RuleBasedStateMachine):
         self, data: st.DataObject, error: ErrorClass | None, reward: float
     ) -> None:
         attempt = self.working.pop(data.draw(st.integers(0, len(self.working) - 1)))
-        body = f"{attempt.rollout_id} {attempt.attempt_no}".encode()
-        if error is None:
+        body = f"{attempt.rollout_id} {attempt.unscored_no or attempt.attempt_no}".encode()
+        if error is None and self.is_remote and attempt.unscored_no is None:
+            self.said.append(self.story.succeeded(attempt, None, body=body, purpose="unscored"))
+        elif error is None:
             self.said.append(self.story.succeeded(attempt, reward, body=body))
         else:
             self.said.append(self.story.failed(attempt, error, body=body))
@@ -169,9 +176,15 @@ class History(RuleBasedStateMachine):
             assert self.accepted.setdefault(row["rollout_id"], outcome) == outcome
 
     def a_stored_trajectory_never_changes(self) -> None:
+        unscored = {row["rollout_id"]: row["unscored_no"] for row in self.rows["rollouts"]}
+        stored: set[bytes] = set()
         for row in self.rows["trajectories"]:
-            body = bytes(row["body"])
-            assert body.decode() == f"{row['rollout_id']} {row['attempt_no']}"
+            body, rollout_id = bytes(row["body"]), row["rollout_id"]
+            numbers = {row["attempt_no"], unscored[rollout_id]}
+            assert body.decode() in {f"{rollout_id} {number}" for number in numbers}
+            if rollout_id in self.accepted and row["attempt_no"] == self.accepted[rollout_id][2]:
+                stored.add(body)
+        assert len(stored) == sum(row["state"] == "succeeded" for row in self.rows["rollouts"])
 
     def only_successes_have_rewards(self) -> None:
         for row in self.rows["rollouts"]:
@@ -212,7 +225,9 @@ class History(RuleBasedStateMachine):
             self.attempts[key] = state
             if state is AttemptState.SUCCEEDED:
                 succeeded.add(key)
-        assert succeeded == winners
+        sessions = {(r["rollout_id"], r["unscored_no"]) for r in self.rows["rollouts"]}
+        assert succeeded - sessions == winners - sessions
+        assert not self.is_remote or not winners & sessions
 
     def every_move_is_in_the_tables(self) -> None:
         known: dict[Any, str] = {}
