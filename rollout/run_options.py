@@ -51,7 +51,8 @@ class SubmitOptions:
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Default: exact_match; `none` (default of coding, swe): the agent's own verdict.",
+            help="Default: exact_match; `none` (default of coding, swe, agentcore): the verdict of "
+            "the agent.",
         ),
     ] = None
     n: Annotated[

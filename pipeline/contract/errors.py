@@ -12,6 +12,7 @@
     ├── NotAllowed                not allowed in the current state              exit 7
     ├── WaitTimeout               a wait ended without its condition            exit 5
     ├── UnreadableBody            a stored trajectory is gone or damaged        exit 6
+    ├── AccountingBroken          rows of a run contradict each other           exit 1
     ├── MalformedMessage          a message that cannot be decoded
     ├── StaleCompletion           a completion for a rollout already decided
     └── IllegalTransition         a move that is not in the transition table

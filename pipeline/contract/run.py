@@ -131,7 +131,7 @@ class RunConfig(AttemptSpec):
     reward: Name | None = Field(
         default_factory=_default_reward,
         description="Registered name; None: the agent's own verdict, if it leaves one. "
-        "Default: exact_match; None for coding and swe.",
+        "Default: exact_match; None for coding, swe and remote agents.",
     )
     tokens: TokenWish = Field(
         default="wanted",
@@ -217,10 +217,15 @@ class RunConfig(AttemptSpec):
 
     @model_validator(mode="before")
     @classmethod
-    def _tokens_of_evaluations(cls, given: Any) -> Any:
+    def _fill_dependent(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
         fields = cast("dict[str, Any]", given)
-        is_evaluation = isinstance(given, dict) and fields.get("purpose") == RunPurpose.EVAL
-        return {"tokens": "off", **fields} if is_evaluation else fields
+        if fields.get("purpose") == RunPurpose.EVAL:
+            fields = {"tokens": "off", **fields}
+        if fields.get("agentcore") is not None:
+            fields = {"reward": None, **fields}
+        return fields
 
     @field_validator("on_error")
     @classmethod

@@ -9,6 +9,15 @@ def test_agents_that_judge_themselves_need_no_reward(agent):
     assert RunConfig(agent=agent, reward="exact_match").reward == "exact_match"
 
 
+def test_an_agent_that_runs_elsewhere_is_scored_by_its_app_unless_a_reward_is_named():
+    target = {"target": "http://127.0.0.1:8080", "results_bucket": "b"}
+    for reward in (None, "exact_match"):
+        named = {} if reward is None else {"reward": reward}
+        config = RunConfig.model_validate({"agentcore": target, **named})
+        assert config.reward == reward
+        assert RunConfig.stored(config.model_dump(mode="json")) == config
+
+
 @pytest.mark.parametrize("agent", ["single_turn", "react", "tool", "anything_else"])
 def test_other_agents_are_scored_by_exact_match(agent):
     assert RunConfig(agent=agent).reward == "exact_match"
