@@ -125,8 +125,11 @@ def redis_url(servers: PrivateServers) -> str:
 
 
 @pytest.fixture(scope="session")
-def amqp_url() -> Iterator[str]:
-    with amqp_vhost() as url:
+def amqp_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.getbasetemp()
+    # xdist's processes have folders of their own in that of the test run.
+    run = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    with amqp_vhost(run / "rabbitmq") as url:
         yield url
 
 

@@ -185,6 +185,12 @@ class RabbitServer:
                 raise RuntimeError(f"the RabbitMQ node did not start:\n{tail}")
             time.sleep(0.2)
 
+    @property
+    def pid(self) -> int:
+        """The pid of the running node."""
+        assert self._popen is not None
+        return self._popen.pid
+
     def kill(self) -> None:
         """Kill the node and its helpers by SIGKILL; the whole session is ours."""
         if self._popen is not None and self._popen.poll() is None:
