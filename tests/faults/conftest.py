@@ -22,6 +22,7 @@ from benchmarks.faults.deployment import Deployment  # noqa: E402
 from benchmarks.faults.processes import Started, start_python  # noqa: E402
 from benchmarks.faults.servers import BrokerMissing  # noqa: E402
 from benchmarks.faults.worker import SKEW_VARIABLE  # noqa: E402
+from faults.rules import SIZE  # noqa: E402
 
 BROKERS = ("redis", "rabbitmq", "sqs")
 
@@ -53,7 +54,7 @@ class Deployments:
     def get(self) -> Deployment:
         if self._kept is None:
             try:
-                self._kept = Deployment(self._broker, start_process=start_process).__enter__()
+                self._kept = Deployment(self._broker, SIZE, start_process=start_process).__enter__()
             except BrokerMissing as error:
                 missing(str(error))
         assert self._kept is not None

@@ -1,4 +1,4 @@
-"""What every fault must leave behind, whatever it was."""
+"""How large the runs under faults are, and what every fault must leave behind."""
 
 from __future__ import annotations
 
@@ -7,10 +7,20 @@ import json
 import pytest
 
 from benchmarks.faults import injections
-from benchmarks.faults.deployment import Deployment
+from benchmarks.faults.deployment import Deployment, Size
 from benchmarks.faults.figures import Figures, count_figures
 from benchmarks.faults.invariants import find_violations
 from benchmarks.faults.runs import FaultRun
+
+#: Small, because each rollout costs processor time on all brokers; `python -m benchmarks faults` is
+#: the same with thousands of rollouts.
+SIZE = Size(concurrency=12, max_in_flight=30)
+#: More running rollouts than one worker holds, of the 24 that two hold.
+BOTH = 15
+#: Groups of eight with which rollouts wait on the broker and in the store too.
+MANY = 6
+#: Groups of eight that fill all places of the workers.
+FEW = 3
 
 #: A lease or two, a restart, and a machine that is busy with other tests.
 PATIENCE_S = 150.0

@@ -9,19 +9,17 @@ import pytest
 from benchmarks.faults import injections
 from benchmarks.faults.deployment import Deployment
 from benchmarks.faults.runs import FaultRun
-from faults.rules import judge, pids, skip_if_not_applicable
+from faults.rules import BOTH, FEW, MANY, judge, pids, skip_if_not_applicable
 from pipeline.settings import BrokerSettings
 
-#: Of 64 places in workers; more rollouts than that wait on the broker and in the store.
-FULL = 40
 _NETWORK_TIMEOUT_S = BrokerSettings().network_timeout_s
 
 
 def test_messages_that_the_broker_loses_are_sent_again(
     deployment: Deployment, seeded: random.Random
 ):
-    run = FaultRun(deployment, groups=16, name="flushed", gated=True)
-    run.wait_running(FULL)
+    run = FaultRun(deployment, groups=MANY, name="flushed", gated=True)
+    run.wait_running(BOTH)
     run.note_fault("C4")
     injections.lose_messages(deployment, seeded)  # requests
     run.open_gate()
@@ -36,8 +34,8 @@ def test_everybody_outlives_a_broker_that_dies_and_comes_back_empty(
 ):
     skip_if_not_applicable(deployment, "C5 broker killed, empty restart")
     before = pids(deployment)
-    run = FaultRun(deployment, groups=16, name="emptied", gated=True)
-    run.wait_running(FULL)
+    run = FaultRun(deployment, groups=MANY, name="emptied", gated=True)
+    run.wait_running(BOTH)
     run.note_fault("C5")
     injections.restart_broker_empty(deployment, seeded)
     run.open_gate()
@@ -49,8 +47,8 @@ def test_an_outage_of_the_broker_is_no_reason_to_try_again(
     deployment: Deployment, seeded: random.Random
 ):
     before = pids(deployment)
-    run = FaultRun(deployment, groups=16, name="away", gated=True)
-    run.wait_running(FULL)
+    run = FaultRun(deployment, groups=MANY, name="away", gated=True)
+    run.wait_running(BOTH)
     run.note_fault("C6")
     with injections.absent_broker(deployment):
         lost_before = run.count_lost()
@@ -66,8 +64,8 @@ def test_an_outage_of_the_broker_is_no_reason_to_try_again(
 
 def test_a_broker_that_answers_nobody_is_waited_for(deployment: Deployment):
     before = pids(deployment)
-    run = FaultRun(deployment, groups=8, name="hanging", gated=True)
-    run.wait_running(FULL)
+    run = FaultRun(deployment, groups=FEW, name="hanging", gated=True)
+    run.wait_running(BOTH)
     run.note_fault("C6")
     with injections.hanging_broker(deployment):
         run.open_gate()
@@ -81,8 +79,8 @@ def test_a_broker_that_refuses_every_call_for_a_while_costs_no_rollout(
 ):
     skip_if_not_applicable(deployment, injections.SQS_REFUSES)
     before = pids(deployment)
-    run = FaultRun(deployment, groups=8, name="refused", gated=True)
-    run.wait_running(FULL)
+    run = FaultRun(deployment, groups=FEW, name="refused", gated=True)
+    run.wait_running(BOTH)
     run.note_fault("C18")
     run.open_gate()
     injections.refuse_calls(deployment, seeded)
@@ -94,8 +92,8 @@ def test_nothing_is_given_up_while_rabbitmq_blocks_publishers(deployment: Deploy
     if deployment.broker.name != "rabbitmq":
         pytest.skip("only RabbitMQ has alarms")
     before = pids(deployment)
-    run = FaultRun(deployment, groups=16, name="alarm", gated=True)
-    run.wait_running(FULL)
+    run = FaultRun(deployment, groups=MANY, name="alarm", gated=True)
+    run.wait_running(BOTH)
     run.note_fault("C19")
     lease_s = deployment.size.lease.lease_s
     with ExitStack() as disk:

@@ -3,7 +3,7 @@
 from benchmarks.faults import controller, injections
 from benchmarks.faults.deployment import Deployment
 from benchmarks.faults.runs import FaultRun
-from faults.rules import judge
+from faults.rules import MANY, judge
 
 PLACES = (
     controller.BEFORE_PUBLISH,
@@ -16,7 +16,7 @@ PLACES = (
 def test_a_controller_may_die_between_any_two_steps(deployment: Deployment):
     for member in deployment.controllers:
         deployment.fleet.retire(member)
-    run = FaultRun(deployment, groups=16, name="dead")
+    run = FaultRun(deployment, groups=MANY, name="dead")
     run.note_fault("C7 to C9")
     places = [f"{place}:1" for place in PLACES]
     doomed = injections.kill_controller_at(deployment, *places, timeout_s=90)

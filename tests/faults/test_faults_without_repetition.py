@@ -7,7 +7,7 @@ from collections import Counter
 from benchmarks.faults import injections, worker
 from benchmarks.faults.deployment import Deployment
 from benchmarks.faults.runs import FaultRun
-from faults.rules import judge
+from faults.rules import BOTH, MANY, judge
 
 #: However busy the machine is: what is repeated, is repeated because of the fault.
 PATIENT = {"ROLLOUT_LEASE__LEASE_S": "300"}
@@ -19,8 +19,8 @@ def test_wrong_clocks_garbage_and_a_stop_cost_no_work(
 ):
     replace_members(deployment)
     started = time.time()
-    run = FaultRun(deployment, groups=12, name="strange", gated=True)
-    run.wait_running(40)
+    run = FaultRun(deployment, groups=MANY, name="strange", gated=True)
+    run.wait_running(BOTH)
     run.note_fault("C12")
     before = dead_letters(run)
     injections.send_garbage(deployment, seeded)

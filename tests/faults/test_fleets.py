@@ -5,7 +5,7 @@ import random
 from benchmarks.faults import injections
 from benchmarks.faults.deployment import Deployment
 from benchmarks.faults.runs import FaultRun
-from faults.rules import judge
+from faults.rules import BOTH, MANY, judge
 
 
 def test_two_of_each_service_decide_each_rollout_once(
@@ -13,8 +13,8 @@ def test_two_of_each_service_decide_each_rollout_once(
 ):
     deployment.add_controller()
     deployment.wait_ready()
-    run = FaultRun(deployment, groups=16, name="pair", gated=True)
-    run.wait_running(40)
+    run = FaultRun(deployment, groups=MANY, name="pair", gated=True)
+    run.wait_running(BOTH)
     run.note_fault("C1")
     injections.kill_worker(deployment, seeded)
     run.open_gate()

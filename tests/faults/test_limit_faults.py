@@ -8,7 +8,7 @@ from benchmarks.faults import injections
 from benchmarks.faults.deployment import Deployment
 from benchmarks.faults.invariants import find_early_calls
 from benchmarks.faults.runs import FaultRun
-from faults.rules import judge
+from faults.rules import BOTH, MANY, judge
 from pipeline.limits.settings import LimitSettings
 from pipeline.limits.status import LimitStatus
 from pipeline.limits.store import LimitStore
@@ -24,8 +24,8 @@ def test_no_storm_raises_the_rate_of_calls(deployment: Deployment, seeded: rando
     # Workers that call nobody learn of new limits within about a second.
     time.sleep(LEARNED_S)
     try:
-        run = FaultRun(deployment, groups=8, name="stormy", gated=True)
-        run.wait_running(40)
+        run = FaultRun(deployment, groups=MANY, name="stormy", gated=True)
+        run.wait_running(BOTH)
         run.note_fault("C15")
         run.open_gate()
         injections.storm(deployment, seeded)

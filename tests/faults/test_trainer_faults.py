@@ -18,7 +18,7 @@ CONSUMERS = ("left", "right")
 def test_a_trainer_that_dies_anywhere_trains_each_group_once(
     deployment: Deployment, tmp_path: Path
 ):
-    run = FaultRun(deployment, groups=24, name="trained")
+    run = FaultRun(deployment, groups=24, name="trained", n=2)
     trainers = [
         TrainerLives(deployment, run.slug, consumer, tmp_path / consumer, groups=2)
         for consumer in CONSUMERS

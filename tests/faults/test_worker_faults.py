@@ -6,17 +6,15 @@ from benchmarks.faults import injections
 from benchmarks.faults.deployment import Deployment
 from benchmarks.faults.fleet import Member
 from benchmarks.faults.runs import FaultRun
-from faults.rules import PATIENCE_S, judge
+from faults.rules import BOTH, FEW, PATIENCE_S, judge
 
-#: More than one worker can hold.
-BOTH = 40
 #: The promise is five seconds beyond the lease; `python -m benchmarks faults` measures it. This is
 #: for a machine that is busy with other tests, and short beside any remedy but the lease.
 ROOM_S = 15.0
 
 
 def test_rollouts_of_a_killed_worker_are_run_again(deployment: Deployment, seeded: random.Random):
-    run = FaultRun(deployment, groups=8, name="killed", gated=True)
+    run = FaultRun(deployment, groups=FEW, name="killed", gated=True)
     run.wait_running(BOTH)
     run.note_fault("C1")
     injections.kill_worker(deployment, seeded)
@@ -27,7 +25,7 @@ def test_rollouts_of_a_killed_worker_are_run_again(deployment: Deployment, seede
 
 
 def test_results_of_a_frozen_worker_come_too_late(deployment: Deployment, seeded: random.Random):
-    run = FaultRun(deployment, groups=8, name="frozen", gated=True)
+    run = FaultRun(deployment, groups=FEW, name="frozen", gated=True)
     run.wait_running(BOTH)
     run.note_fault("C3")
     with injections.frozen_worker(deployment, seeded) as frozen:
