@@ -78,11 +78,21 @@ def run_trial(
     *,
     groups: int,
     kill_every_s: float,
+    most_kills: int | None = None,
     seed: int = 1,
     patience_s: float = 600.0,
     say: Callable[[str], None] = lambda _: None,
 ) -> ResumeFigures:
     """Run one calm group, and then groups whose workers are killed; compare the two.
+
+    Args:
+        deployment: One of `trial_size`.
+        groups: Number of groups.
+        kill_every_s: Time between two kills.
+        most_kills: Kills after which the run is left alone; None: it never is.
+        seed: Decides which worker is killed.
+        patience_s: Longest time for each of the two runs.
+        say: Takes a line for each kill.
 
     Raises:
         TimeoutError: A run did not end; the message has its state.
@@ -97,7 +107,7 @@ def run_trial(
     random, kills = Random(seed), 0
     run = FaultRun(deployment, groups=groups, name="resumed", **config)
     until = time.monotonic() + patience_s
-    while not run.is_done() and time.monotonic() < until:
+    while not run.is_done() and kills != most_kills and time.monotonic() < until:
         time.sleep(kill_every_s)
         if not run.is_done() and (workers := deployment.workers):
             random.choice(workers).process.kill()
