@@ -45,9 +45,9 @@ from pipeline.store.run_counters import fold_run_counters
 from pipeline.store.train_batches import abandon_batch, commit_batches
 from pipeline.store.working_time import advance_clocks
 
-ROUNDS = 60
+ROUNDS = 30
 #: A removal takes as long as many rounds of the others.
-REMOVALS = 12
+REMOVALS = 6
 _NAME = "test_lock_order"
 
 
