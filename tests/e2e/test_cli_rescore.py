@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import signal
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fixtures.command_line import CommandLine, processes_of, questions
+from fixtures.brokers import BrokerPlace
+from fixtures.command_line import CommandLine, processes_of, questions, servers_of
+from fixtures.servers import PrivateServers
 from fixtures.waiting import wait_until
 
 MINE = """
@@ -38,14 +42,36 @@ def endless(response):
 """
 
 
+@pytest.fixture(scope="module")
+def finished(servers: PrivateServers, redis_url: str) -> Iterator[str]:
+    """A database with a run with plug-ins, `sums`, that is finished; its processes have ended."""
+    url = servers.create_database()
+    with tempfile.TemporaryDirectory(prefix="rt-") as name:
+        folder = Path(name)
+        rollout = CommandLine(folder, **servers_of(url, BrokerPlace("redis", redis_url)))
+        questions(folder / "sums.jsonl", 3)
+        (folder / "mine.py").write_text(MINE)
+        model = rollout.start("offline-policy").ready()["base_url"]
+        ran = ("run", "sums.jsonl", "--run", "sums", "-n", "2", "--plugin", "mine.py")
+        asked = ("--agent", "echo", "--reward", "half", "--base-url", model)
+        assert rollout.json(*ran, *asked)["rollouts"]["succeeded"] == 6
+        yield url
+        rollout.close()
+    servers.drop_database(url)
+
+
 @pytest.fixture
-def scored(rollout: CommandLine, folder: Path, offline_policy) -> CommandLine:
-    """A run with plug-ins, `sums`, that is finished; none of its processes is left."""
-    questions(folder / "sums.jsonl", 3)
+def database_url(servers: PrivateServers, finished: str) -> Iterator[str]:
+    """A copy of the database with the finished run."""
+    url = servers.copy_database(finished)
+    yield url
+    servers.drop_database(url)
+
+
+@pytest.fixture
+def scored(rollout: CommandLine, folder: Path) -> CommandLine:
+    """The commands of a deployment whose run `sums` is finished, with the run's plug-ins."""
     (folder / "mine.py").write_text(MINE)
-    ran = ("run", "sums.jsonl", "--run", "sums", "-n", "2", "--plugin", "mine.py")
-    asked = ("--agent", "echo", "--reward", "half", "--base-url", offline_policy())
-    assert rollout.json(*ran, *asked)["rollouts"]["succeeded"] == 6
     return rollout
 
 
