@@ -57,18 +57,3 @@ def test_a_whole_controller_killed_in_the_middle_goes_on_where_it_was(deployment
     deployment.wait_states({"succeeded": PROMPTS * N})
     check_each_stored_once(deployment)
     assert len(deployment.said("started")) == PROMPTS * N
-
-
-def test_two_controllers_at_once_decide_nothing_twice(deployment):
-    deployment.gate.touch()
-    deployment.start_controller()
-    deployment.start_controller()
-    deployment.start_worker()
-    deployment.start_worker()
-    deployment.submit(PROMPTS, n=N)
-    deployment.wait_states({"succeeded": PROMPTS * N})
-    check_each_stored_once(deployment)
-    ends = deployment.rows(
-        "SELECT count(*) AS n FROM events WHERE entity = 'rollout' AND to_state = 'succeeded'"
-    )
-    assert ends == [{"n": PROMPTS * N}]
