@@ -21,26 +21,26 @@ from fixtures.waiting import wait_until
 
 __all__ = ["buckets", "rollout"]
 
-ROWS = [{"question": f"{i}+1?", "answer": str(i + 1), "reward": i / 10} for i in range(6)]
+ROWS = [{"question": f"{i}+1?", "answer": str(i + 1), "reward": i / 10} for i in range(3)]
 
 
 def test_a_run_through_sessions_keeps_the_apps_rewards_and_leaves_no_session(
     buckets, rollout, tmp_path
 ):
     with local_runtime(
-        PLAIN_APP, tmp_path, environment=buckets.environment, quotas=Quotas(max_sessions=8)
+        PLAIN_APP, tmp_path, environment=buckets.environment, quotas=Quotas(max_sessions=4)
     ) as running:
         rollout.environment["AWS_ENDPOINT_URL_BEDROCK_AGENTCORE"] = running.url
-        rollout.environment["ROLLOUT_AGENTCORE__MAX_SESSIONS"] = "8"
+        rollout.environment["ROLLOUT_AGENTCORE__MAX_SESSIONS"] = "4"
         status = rollout.json(
             "run", dataset(tmp_path, ROWS), "--run", "remote", "-n", 2,
             "--executor", "agentcore", "--target", ARN,
         )  # fmt: skip
-        assert status["rollouts"]["succeeded"] == 12
+        assert status["rollouts"]["succeeded"] == 2 * len(ROWS)
         assert status["warnings"] == []
         figures = running.figures()
         assert figures["live_sessions"] == 0
-        assert figures["most_sessions"] <= 8
+        assert figures["most_sessions"] <= 4
         assert figures.get("over_quota", 0) == figures.get("throttled", 0) == 0
     rollout("export", "remote", "-o", tmp_path / "out.jsonl")
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
@@ -48,7 +48,7 @@ def test_a_run_through_sessions_keeps_the_apps_rewards_and_leaves_no_session(
     assert by_prompt == {row["question"]: row["reward"] for row in ROWS}
     # A reward of ours scores the stored trajectories, without the agent.
     (score,) = rollout.json("rescore", "remote", "--reward", "gsm8k")["scores"]
-    assert (score["name"], score["n"], score["mean"]) == ("gsm8k", 12, 1.0)
+    assert (score["name"], score["n"], score["mean"]) == ("gsm8k", 2 * len(ROWS), 1.0)
 
 
 BAD = [
@@ -188,7 +188,7 @@ def test_a_plain_container_calls_the_gateway_with_a_key_that_nothing_keeps(
         with serving(app) as url:
             rollout.environment["ROLLOUT_AGENTCORE__GATEWAY_URL"] = ready["base_url"]
             status = rollout.json(
-                "run", dataset(tmp_path, ROWS[:3]), "--run", "plain",
+                "run", dataset(tmp_path, ROWS), "--run", "plain",
                 "--executor", "agentcore", "--target", url,
             )  # fmt: skip
     assert status["rollouts"]["succeeded"] == len(set(keys)) == 3
@@ -219,7 +219,7 @@ def test_a_plain_container_needs_no_gateway(buckets, rollout, tmp_path, style):
         rollout.environment["ROLLOUT_AGENTCORE__PAYLOAD_STYLE"] = style
         with serving(app) as url:
             status = rollout.json(
-                "run", dataset(tmp_path, ROWS[:3]), "--run", "plain",
+                "run", dataset(tmp_path, ROWS), "--run", "plain",
                 "--executor", "agentcore", "--target", url,
             )  # fmt: skip
     assert status["rollouts"]["succeeded"] == status["attempts"] == 3

@@ -29,7 +29,7 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("git") is None, reason="a coding task's diff needs git"),
 ]
 
-N_TASKS = 12
+N_TASKS = 7
 TESTS = """
 import unittest
 
@@ -48,7 +48,7 @@ def total(prices):
 """
 TEST_COMMAND = "python3 -m unittest discover -q -s tests -t ."
 #: How the scripted policy goes about a task, by the task's number: the others repair it.
-NO_REPAIR, FORGERS, WANDERERS = (3, 4, 5), (7, 8), (11,)
+NO_REPAIR, FORGERS, WANDERERS = (3,), (4,), (6,)
 
 
 def task(number: int) -> dict[str, Any]:
