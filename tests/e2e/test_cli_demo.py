@@ -9,13 +9,15 @@ from pathlib import Path
 
 import pytest
 from fixtures.command_line import CommandLine, processes_of
+from fixtures.fork_server import NO_FORKS
 from fixtures.waiting import wait_until
 
 
 @pytest.fixture
 def demo(folder: Path):
     """The command line with a temporary folder of its own, in which all of the demo lies."""
-    command_line = CommandLine(folder, TMPDIR=str(folder))
+    # Here the processes are started as they are for users.
+    command_line = CommandLine(folder, TMPDIR=str(folder), **{NO_FORKS: "1"})
     yield command_line
     command_line.close()
 
