@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from fixtures.brokers import BrokerPlace
 from fixtures.command_line import CommandLine, processes_of, questions, servers_of
+from fixtures.fork_server import NO_FORKS
 from fixtures.servers import PrivateServers
 from fixtures.waiting import wait_until
 
@@ -117,7 +118,9 @@ def test_a_wait_without_values_is_bounded_and_explained(scored):
 
 
 def test_an_interrupted_rescore_leaves_no_process_and_says_how_to_go_on(scored, folder):
-    running = scored.start("rescore", "sums", "--reward", "endless", "--plugin", "mine.py")
+    # Forks start so soon that the interruption can meet the start of the next one.
+    rescore = ("rescore", "sums", "--reward", "endless", "--plugin", "mine.py")
+    running = scored.start(*rescore, environment={NO_FORKS: "1"})
     wait_until((folder / "began").exists, 60, seen=lambda: running.err)
     done = running.end(signal.SIGINT)
     assert done.code == 130
