@@ -203,7 +203,7 @@ class EmbeddedServices:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         try:
-            self._make_data_dir()
+            make_data_dir(self._data_dir)
             fd = os.open(self._data_dir / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise _no_access(self._data_dir, error) from error
@@ -219,11 +219,6 @@ class EmbeddedServices:
         finally:
             os.close(fd)  # releases the lock, as a crash does
 
-    def _make_data_dir(self) -> None:
-        if not self._data_dir.exists():
-            # For root the servers run as another account, which must be able to enter.
-            self._data_dir.mkdir(mode=0o711 if os.geteuid() == 0 else 0o700, parents=True)
-
     def _wait_lock(self, fd: int) -> None:
         deadline = time.monotonic() + self._timeout_s
         while True:
@@ -238,6 +233,12 @@ class EmbeddedServices:
                         code="E212",
                     ) from error
             time.sleep(LOCK_POLL_S)
+
+
+def make_data_dir(data_dir: Path) -> None:
+    """Make the folder unless it exists; any number of processes may do so at once."""
+    # For root the servers run as another account, which must be able to enter.
+    data_dir.mkdir(mode=0o711 if os.geteuid() == 0 else 0o700, parents=True, exist_ok=True)
 
 
 def _status(server: Server) -> ServiceStatus:

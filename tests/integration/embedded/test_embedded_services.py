@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import kombu
 import pytest
 from embedded_clients import pid_of, query, redis_client, start_elsewhere
 
 from pipeline.embedded import EmbeddedServices
+from pipeline.embedded.services import make_data_dir
 
 
 def test_ordinary_clients_use_the_postgres_url_as_it_is(services):
@@ -69,6 +72,15 @@ def test_processes_that_start_at_once_share_one_pair_of_servers(services_at, ope
     assert [starter.returncode for starter in starters] == [0] * 5
     assert len(printed) == 1
     assert printed.pop().split() == [str(status.pid) for status in services.status()]
+
+
+def test_the_data_directory_may_be_made_by_many_at_once(tmp_path):
+    with ThreadPoolExecutor(8) as threads:
+        for number in range(100):
+            made = [
+                threads.submit(make_data_dir, tmp_path / f"{number}" / "data") for _ in range(8)
+            ]
+            assert [each.exception() for each in made] == [None] * 8
 
 
 def test_down_stops_both_and_up_finds_the_data_again(open_dir, services_at):
