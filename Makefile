@@ -19,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 USABLE := $(shell $(BIN)/python -c 'import pip; $(RECENT)' 2>/dev/null && echo yes)
 
 # Test processes at once; further arguments for pytest and for the benchmarks.
-JOBS ?= 4
+JOBS ?= 6
 ARGS ?=
 
 .DEFAULT_GOAL := help
