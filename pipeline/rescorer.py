@@ -15,6 +15,7 @@ from sqlalchemy import Connection, Engine
 from pipeline.contract.errors import QueueUnavailable
 from pipeline.contract.messages import RescoreRequest
 from pipeline.queue.broker import broker_of
+from pipeline.queue.claim_checks import INLINE_BYTES
 from pipeline.queue.payloads import PayloadStore, open_payloads
 from pipeline.queue.requests import RequestPublisher
 from pipeline.requests import rescore_request_of
@@ -34,8 +35,6 @@ log = logging.getLogger(__name__)
 _CHUNK = 100
 #: Highest number of requests without a verdict; bounds the memory of the broker.
 _MOST_IN_FLIGHT = 2000
-#: Larger bodies go through the payload store, because brokers are made for small messages.
-_INLINE_BYTES = 96 * 1024
 
 
 class RescoreDispatcher:
@@ -87,7 +86,7 @@ class RescoreDispatcher:
 
     @cached_property
     def _inline_bytes(self) -> int:
-        return 0 if broker_of(self._settings).kind == "sqs" else _INLINE_BYTES
+        return broker_of(self._settings).inline_bytes(INLINE_BYTES)
 
     def _request(self, each: ClaimedRescore) -> RescoreRequest:
         self._payloads = self._payloads or open_payloads(self._settings)

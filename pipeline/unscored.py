@@ -13,15 +13,12 @@ from sqlalchemy import Engine
 
 from pipeline.contract.messages import Completion, RolloutRequest
 from pipeline.queue.broker import broker_of
-from pipeline.queue.claim_checks import check_out
+from pipeline.queue.claim_checks import INLINE_BYTES, check_out
 from pipeline.queue.frames import encode_completions
 from pipeline.queue.payloads import PayloadStore, open_payloads
 from pipeline.settings import Settings
 from pipeline.store.engine import transact
 from pipeline.store.unscored import read_unscored
-
-#: Larger bodies go through the payload store, because brokers are made for small messages.
-_INLINE_BYTES = 96 * 1024
 
 
 class UnscoredResults:
@@ -62,7 +59,7 @@ class UnscoredResults:
         return request.model_copy(update={"unscored": base64.b64encode(frame).decode()})
 
     def _light(self, completion: Completion) -> Completion:
-        inline_bytes = 0 if broker_of(self._settings).kind == "sqs" else _INLINE_BYTES
+        inline_bytes = broker_of(self._settings).inline_bytes(INLINE_BYTES)
         if len(completion.body) + len(completion.tokens) <= inline_bytes or not completion.body:
             return completion
         self._payloads = self._payloads or open_payloads(self._settings)

@@ -81,6 +81,13 @@ class Broker:
         """The address without its passwords, for logs and messages."""
         return hide_passwords(self.url)
 
+    def inline_bytes(self, most: int) -> int:
+        """Return the size up to which a body travels inside a request: `most`, and 0 on SQS.
+
+        Larger bodies go through the payload store, because brokers are made for small messages.
+        """
+        return 0 if self.kind == "sqs" else most
+
     @property
     def has_remote_control(self) -> bool:
         """Whether workers receive broadcast commands; SQS has no fanout."""

@@ -24,6 +24,9 @@ log = logging.getLogger(__name__)
 E_BODY_GONE = "E206"
 E_BODY_DAMAGED = "E207"
 
+#: Trajectories up to this size travel inside requests, where the broker takes large messages.
+INLINE_BYTES = 96 * 1024
+
 #: End of the keys of token bodies.
 _TOKENS = ".tokens"
 

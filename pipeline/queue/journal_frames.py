@@ -27,7 +27,7 @@ from pipeline.settings import Settings
 _MAGIC = b"RPJ1"
 _HEAD = struct.Struct(">4sI")
 
-#: Longer journals go through the payload store, because brokers are made for small messages.
+#: Longer journals go through the payload store.
 _INLINE_BYTES = 32 * 1024
 #: Upper bound of a frame's header.
 _HEADER_BYTES = 700
@@ -92,7 +92,7 @@ def check_out_frame(frame: JournalFrame, store: PayloadStore) -> JournalFrame:
 
 def inline_bytes_of(settings: Settings) -> int:
     """Return the size up to which a journal travels inside a request."""
-    return 0 if broker_of(settings).kind == "sqs" else _INLINE_BYTES
+    return broker_of(settings).inline_bytes(_INLINE_BYTES)
 
 
 def travels_inline(n_frames: int, n_bytes: int, *, inline_bytes: int) -> bool:

@@ -22,7 +22,8 @@ class QoS(redis.QoS):
         """Yield the given pipeline, or a new one without a transaction.
 
         The two commands of a delivery tag, which set or remove its message and its time, are sent
-        together in either case. Nobody reads one without the other before the visibility timeout.
+        together in either case. No process reads one without the other before the visibility
+        timeout.
         """
         if pipe is not None:
             yield pipe

@@ -1,4 +1,4 @@
-"""What the processes of a test run share is made once and ends with its last user."""
+"""A thing that the processes of a test run share is made once and ends with its last user."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class CallRecorder(threading.Thread):
         """Send frames until closed."""
         with vital(self.name):
             while (first := self._queue.get()) is not None:
-                # What comes while a message is being confirmed goes into the next one.
+                # Frames that come while a message is being confirmed go into the next one.
                 part, size = [first], len(first.frame.body)
                 while len(part) < _MOST and size < _MOST_BYTES and not self._queue.empty():
                     waiting = self._queue.get()
@@ -168,7 +168,7 @@ class AttemptRecord:
             Exception: The error of the call.
         """
         response = await work
-        # Nothing else has run since the call was added.
+        # No other call has run since this one was added.
         frame = self._frame_of(self._calls.calls[-1], marks)
         try:
             await self._recorder.record(frame)

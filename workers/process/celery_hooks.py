@@ -46,7 +46,7 @@ _events: deque[tuple[str, dict[str, Any]]] = deque(maxlen=20_000)
 
 
 class TaskEnd(NamedTuple):
-    """What a task returns: the text and the type of its last event, which Flower shows.
+    """The value that a task returns: text and type of its last event, which Flower shows.
 
     A task returns an error instead of raising it: an exception costs Celery 0.9 ms (traceback,
     pickling, logging).

@@ -140,7 +140,7 @@ def test_a_worker_that_dies_while_it_scores_costs_no_session_and_no_app_reward_i
         wait_until(lambda: scored(remote) == EARLY, 60, what="scoring", seen=remote.picture)
         doomed.send(signal.SIGKILL)
         doomed.wait_end()
-        # Nobody scores now: the results come a second time, and a trainer looks for groups.
+        # No worker scores now: the results come a second time, and a trainer looks for groups.
         sessions.announce_again()
         wait_until(lambda: sessions.unread() == 0, 30, what="an empty queue of results")
         rows = remote.rows("SELECT reward, unscored_no FROM rollouts ORDER BY group_no")

@@ -20,10 +20,7 @@ from sqlalchemy import Engine, text
 from sqlalchemy.dialects import postgresql
 
 from pipeline import store
-from pipeline.contract.errors import (
-    SchemaOutdated,
-    UnreadableBody,
-)
+from pipeline.contract.errors import SchemaOutdated, UnreadableBody
 from pipeline.contract.messages import JournalFrame
 from pipeline.contract.run import RunOrigin
 from pipeline.contract.train_batch import BatchSpec
