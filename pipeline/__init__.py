@@ -1,1 +1,1 @@
-"""The durable middle: contract, store, queue, services, trainer client and command line."""
+"""The durable part of the project: messages, store, queue, limits, services, trainer client."""

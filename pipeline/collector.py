@@ -105,7 +105,7 @@ class Collector:
     def step(self) -> None:
         """Take in one delivery, or report after a while without any."""
         if self._reported_at is None:
-            # Other collectors must wait for this one before it receives its first message.
+            # Other collectors must know this one before it receives its first message.
             self._report()
         try:
             self._take_next()
@@ -231,7 +231,7 @@ class Collector:
         try:
             self._stop_attempts(labels)
         except QueueUnavailable as error:
-            log.warning("%s workers were not told to stop: %s", len(labels), error)
+            log.warning("Workers were not told to stop %d attempts: %s", len(labels), error)
 
     def _report(self) -> None:
         """Report that all received messages are committed, and send the next markers."""

@@ -1,6 +1,7 @@
 """The controller: its services in one process, each in its thread.
 
-Used by `rollout controller`; each service can also run alone (`--only`), several times.
+Used by `rollout controller`. Each service can also run alone (`--only`), and in several processes
+at once. Must not: do the work of a service.
 """
 
 from __future__ import annotations

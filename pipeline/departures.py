@@ -1,4 +1,4 @@
-"""Which requests have certainly left their queue, so that an unannounced attempt is lost.
+"""Proof that requests have left their queue, so that their unannounced attempts are lost.
 
 The reconciler notes two facts: a queue was empty, or, where the broker keeps order, a worker runs a
 request that was dispatched at a certain time. Must not: read a clock, the broker or the store.

@@ -9,14 +9,15 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass, field
+from functools import partial
 
 from sqlalchemy import Connection, Engine
 
+from pipeline.attachments import Attachments
 from pipeline.contract.errors import ErrorClass, ServiceUnavailable
 from pipeline.contract.messages import Completion, ErrorRecord, RolloutRequest
 from pipeline.policy_announcer import PolicyAnnouncer
 from pipeline.queue.requests import RequestPublisher
-from pipeline.replays import Replays
 from pipeline.requests import request_of
 from pipeline.rescorer import RescoreDispatcher
 from pipeline.settings import Settings
@@ -33,9 +34,20 @@ from pipeline.store.rollouts import (
     wait_to_claim,
 )
 from pipeline.store.runs import Run, active_runs, ids_of
-from pipeline.unscored import UnscoredResults
 
 log = logging.getLogger(__name__)
+
+_NEVER_PUBLISHED = ErrorRecord(
+    error_class=ErrorClass.WORKER_STOPPED,
+    code="never_published",
+    message="The dispatcher stopped before the broker had the request.",
+)
+_TOO_LARGE = ErrorRecord(
+    error_class=ErrorClass.CONTRACT,
+    code="request_too_large",
+    message="Its prompt does not fit into a message of this broker. Shorten it, or let the prompt "
+    "name where its content lies.",
+)
 
 
 @dataclass(slots=True)
@@ -65,8 +77,7 @@ class Dispatcher:
         self._listener = Listener(engine, WORK_CHANNEL)
         self._rescores = RescoreDispatcher(engine, publisher, settings)
         self._announcer = PolicyAnnouncer(engine, publisher)
-        self._replays = Replays(engine, settings)
-        self._unscored = UnscoredResults(engine, settings)
+        self._attachments = Attachments(engine, settings)
         self._unpublished: list[_Batch] = []
         self._woken = True
 
@@ -87,9 +98,7 @@ class Dispatcher:
         except ServiceUnavailable:
             requests = [request for batch in self._unpublished for request in batch.requests]
             log.warning("dispatcher hands back %d unpublished attempts.", len(requests))
-            transact(
-                self._engine, record_outcomes, [_never_published(request) for request in requests]
-            )
+            self._record_unsent(requests, _NEVER_PUBLISHED)
         self._listener.close()
         self._publisher.close()
 
@@ -97,14 +106,16 @@ class Dispatcher:
         while self._unpublished:
             batch = self._unpublished[0]
             if not batch.is_tried:
-                batch.requests = self._replays.attach(self._unscored.attach(batch.requests))
+                batch.requests = self._attachments.attach(batch.requests)
             if batch.is_tried or time.monotonic() - batch.claimed_at > self._renewed_after_s:
                 self._renew(batch)
             batch.is_tried = True
             too_large = self._publisher.publish(batch.requests, queue=batch.queue)
             self._unpublished.pop(0)
             if too_large:
-                self._fail(too_large)
+                # Published again, they would delay all others.
+                log.warning("%d requests are too large for the broker; they fail.", len(too_large))
+                self._record_unsent(too_large, _TOO_LARGE)
 
     def _renew(self, batch: _Batch) -> None:
         """Begin the unstarted leases anew; drop requests of attempts that started or ended."""
@@ -113,10 +124,12 @@ class Dispatcher:
         batch.requests = [request for request in batch.requests if request.key in unstarted]
         batch.claimed_at = time.monotonic()
 
-    def _fail(self, too_large: list[RolloutRequest]) -> None:
-        """Fail rollouts whose request is too large: published again, it would delay all others."""
-        log.warning("%d requests are too large for the broker; they failed.", len(too_large))
-        failures = [_too_large(request) for request in too_large]
+    def _record_unsent(self, requests: list[RolloutRequest], error: ErrorRecord) -> None:
+        """End attempts whose requests the broker does not have, all with one error."""
+        failures = [
+            Completion(**request.identity, worker_id="", outcome="failed", error=error)
+            for request in requests
+        ]
         transact(self._engine, record_outcomes, failures)
 
     def _claim(self, connection: Connection) -> list[_Batch]:
@@ -142,19 +155,22 @@ class Dispatcher:
             most = -(-room // peers)
             if run.config.max_in_flight is not None:
                 most = min(most, run.config.max_in_flight - in_flight.get(run.run_id, 0))
-            is_waiting = run.policy is not None and run.policy.mode == "pause"
-            if most <= 0 or is_waiting:
+            is_paused = run.policy is not None and run.policy.mode == "pause"
+            if most <= 0 or is_paused:
                 continue
+            end = first_not_admitted(connection, run) if run.config.is_admitted else None
+            lease_s = self._unstarted_lease_s
+            claim_some = partial(claim, connection, run, lease_s=lease_s, end=end)
             claimed: list[ClaimedAttempt] = []
             if run.config.agentcore is not None:
                 if run.config.reward is not None:
                     # Scoring needs no session, so it does not wait for a free one.
-                    claimed = self._claim_of(connection, run, most=most, unscored=True)
+                    claimed = claim_some(most=most, unscored=True)
                 if free_sessions is None:
                     free_sessions = self._most_sessions - count_sessions(connection)
                 most = min(most - len(claimed), free_sessions)
             if most > 0:
-                claimed += self._claim_of(connection, run, most=most)
+                claimed += claim_some(most=most)
             if free_sessions is not None and run.config.agentcore is not None:
                 free_sessions -= open_sessions(connection, run, claimed)
             room -= len(claimed)
@@ -165,37 +181,3 @@ class Dispatcher:
             for run, claimed in claims
             if claimed
         ]
-
-    def _claim_of(
-        self, connection: Connection, run: Run, *, most: int, unscored: bool = False
-    ) -> list[ClaimedAttempt]:
-        end = first_not_admitted(connection, run) if run.config.is_admitted else None
-        lease_s = self._unstarted_lease_s
-        return claim(connection, run, most=most, lease_s=lease_s, end=end, unscored=unscored)
-
-
-def _never_published(request: RolloutRequest) -> Completion:
-    return _unsent(
-        request,
-        ErrorRecord(
-            error_class=ErrorClass.WORKER_STOPPED,
-            code="never_published",
-            message="The dispatcher stopped before the broker had the request.",
-        ),
-    )
-
-
-def _too_large(request: RolloutRequest) -> Completion:
-    return _unsent(
-        request,
-        ErrorRecord(
-            error_class=ErrorClass.CONTRACT,
-            code="request_too_large",
-            message="Its prompt does not fit into a message of this broker. Shorten it, or let "
-            "the prompt name where its content lies.",
-        ),
-    )
-
-
-def _unsent(request: RolloutRequest, error: ErrorRecord) -> Completion:
-    return Completion(**request.identity, worker_id="", outcome="failed", error=error)

@@ -1,8 +1,8 @@
 """The announcer: tells running workers which policies are published.
 
-Used by the dispatcher. A new publication is said at once, all of them again every few seconds, for
-workers that missed it. On a broker without remote control workers learn of it from the requests
-they get. Must not: decide what is published.
+Used by the dispatcher. A new publication is announced at once. All publications are announced again
+every few seconds, for workers that missed one. On a broker without remote control, workers learn of
+it from their requests. Must not: decide what is published.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class PolicyAnnouncer:
         self._announced: dict[UUID, int] = {}
 
     def step(self) -> None:
-        """Announce what is new, and everything again after a while."""
+        """Announce new publications, and all of them again after a while."""
         now = self._clock()
         if now - self._looked_at < _LOOK_EVERY_S:
             return

@@ -20,7 +20,7 @@ from pipeline.contract.messages import AttemptKey, Completion, ErrorRecord
 from pipeline.departures import Departures
 from pipeline.queue.broker import Broker
 from pipeline.queue.claim_checks import find_outcomes
-from pipeline.queue.journal_frames import inline_bytes_of, journal_folder, travels_inline
+from pipeline.queue.journal_frames import INLINE_JOURNAL_BYTES, journal_folder, travels_inline
 from pipeline.queue.payloads import PayloadStore
 from pipeline.retry import HELD_NO_MORE, NEVER_HELD
 from pipeline.settings import Settings
@@ -100,7 +100,7 @@ class Reconciler:
     def _delete_journals(self) -> None:
         """Delete the journals of rollouts that have ended: objects first, then rows."""
         ended = transact(self._engine, ended_journals, most=_MOST_JOURNALS)
-        inline_bytes = inline_bytes_of(self._settings) if ended else 0
+        inline_bytes = self._broker.inline_bytes(INLINE_JOURNAL_BYTES)
         try:
             for each in ended:
                 if each.has_objects or not travels_inline(

@@ -1,6 +1,6 @@
 """Dead letters tried again: rollouts are queued, completions recorded, groups made ready.
 
-Used by `rollout dlq requeue`.
+Used by `rollout dlq requeue`. Must not: change a letter, except to mark it as tried again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pipeline.store.runs import get_run
 
 
 def redrive_all(engine: Engine, letters: Sequence[DeadLetter]) -> list[str]:
-    """Try dead letters again, each in its own transaction; return their results in words.
+    """Try dead letters again, each in its own transaction; return the result of each as text.
 
     Raises:
         PipelineError: There is one letter, and it was not tried; of several letters such an error

@@ -1,8 +1,7 @@
 """The decision about a rollout after a completion: retry, fail or succeed, as a pure function.
 
-Used when outcomes are recorded: for completions of workers, and for those that the reconciler makes
-for lost attempts.
-Must not: read a clock, a database or the environment.
+`pipeline/store/outcomes.py` calls it when it records outcomes: completions of workers, and those
+that the reconciler makes for lost attempts. Must not: read a clock, a database or the environment.
 """
 
 from __future__ import annotations
@@ -129,8 +128,8 @@ def decide_after(
     A success of any attempt wins while the rollout is not terminal. An unscored trajectory queues
     the rollout again and uses no attempt: the next attempts score the first one that came. An error
     of an attempt that is no longer the current one changes nothing, because the attempt was counted
-    when it was given up.
-    A wait or a hand-back uses no attempt; an error at `attempts_used == max_attempts` is final.
+    when it was given up. A wait or a hand-back uses no attempt; an error at `attempts_used ==
+    max_attempts` is final.
 
     Args:
         rollout: The rollout as stored.
@@ -216,31 +215,22 @@ def _after_error(
         used += 1
         final = action is not Action.RETRY or used >= policy.max_attempts
         failures = used
-    if final:
-        poison = action is Action.RETRY_LOST and died >= policy.max_lost
-        require_transition(rollout.state, RolloutState.FAILED)
-        return Transition(
-            attempt_state,
-            RolloutState.FAILED,
-            attempts_used=used,
-            lost_count=lost,
-            died_count=died,
-            error_class=ErrorClass.POISON if poison else error_class,
-            reason=str(ErrorClass.POISON if poison else error_class),
-            dead_letter=action is Action.RETRY_LOST,
-        )
-    require_transition(rollout.state, RolloutState.QUEUED)
+    if action is Action.RETRY_LOST and died >= policy.max_lost:
+        error_class = ErrorClass.POISON
+    rollout_state = RolloutState.FAILED if final else RolloutState.QUEUED
+    require_transition(rollout.state, rollout_state)
     asked_s = min(max(completion.error.retry_after_s or 0.0, 0.0), _MOST_WAIT_S)
     wait_s = max(asked_s, policy.backoff_s(failures, jitter=jitter))
     return Transition(
         attempt_state,
-        RolloutState.QUEUED,
+        rollout_state,
         attempts_used=used,
         lost_count=lost,
         died_count=died,
-        not_before=now + timedelta(seconds=wait_s),
+        not_before=None if final else now + timedelta(seconds=wait_s),
         error_class=error_class,
         reason=str(error_class),
+        dead_letter=final and action is Action.RETRY_LOST,
     )
 
 

@@ -1,7 +1,7 @@
 """The loop that every service runs in: one step after the other, also after an error.
 
 Used by the controller for dispatcher, collector and reconciler. A service whose database or broker
-is down logs that, waits, and tries again; it never exits because of them.
+is down logs that, waits, and tries again; the loop never ends because of an error.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def run_service(service: Service, stop: threading.Event) -> None:
     service.close()
 
 
-def spare_garbage_collection() -> None:
+def reduce_garbage_collection() -> None:
     """Exclude all loaded objects from garbage collection, and collect the others less often.
 
     Called by a process that is ready to work. Most later objects are freed without the collector,

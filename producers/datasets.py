@@ -1,8 +1,8 @@
 """Datasets as prompts: finds the reader of a source and streams its rows in flat memory.
 
-`enqueue.py`, the batch runner and the command line call it. Every error names the file and the
-line. A rejected row keeps its row number, because enqueueing the same dataset again must give the
-same prompts the same identity.
+The command line calls this module and gives its prompts to `enqueue.py`. Every error names the
+file and the line. A rejected row keeps its row number, because enqueueing the same dataset again
+must give the same prompts the same identity.
 """
 
 from __future__ import annotations
@@ -81,62 +81,53 @@ def read_prompts(
     """
     rows = _open_rows(source, split, max_line_bytes)
 
-    def reject(bad: BadRow) -> None:
-        if on_bad is None:
-            raise bad.error()
-        on_bad(bad)
-
     def prompts() -> Iterator[Prompt]:
         seen_ids: set[int] = set()
         row: Row | BadRow | None = None
         for row in rows:
-            try:
-                if isinstance(row, BadRow):
-                    raise _RowRejected(row)
-                payload = _payload(row, prompt_field, answer_field, max_line_bytes)
-                _check_id(row, payload, seen_ids)
-            except _RowRejected as rejected:
-                reject(rejected.bad)
+            prompt = (
+                row
+                if isinstance(row, BadRow)
+                else _prompt(row, prompt_field, answer_field, max_line_bytes, seen_ids)
+            )
+            if isinstance(prompt, Prompt):
+                yield prompt
+            elif on_bad is None:
+                raise prompt.error()
             else:
-                yield Prompt(row.row_no, payload)
+                on_bad(prompt)
         if row is None:
             raise InputError(f"{source} has no rows.", code=E_EMPTY)
 
     return itertools.islice(prompts(), limit)
 
 
-class _RowRejected(Exception):
-    def __init__(self, bad: BadRow) -> None:
-        super().__init__(bad.reason)
-        self.bad = bad
-
-
-def _payload(
-    row: Row, prompt_field: str | None, answer_field: str | None, max_chars: int
-) -> dict[str, Any]:
+def _prompt(
+    row: Row,
+    prompt_field: str | None,
+    answer_field: str | None,
+    max_chars: int,
+    seen_ids: set[int],
+) -> Prompt | BadRow:
     try:
         columns = storable(row.columns, max_chars=max_chars)
-        return make_payload(columns, prompt_field=prompt_field, answer_field=answer_field)
+        payload = make_payload(columns, prompt_field=prompt_field, answer_field=answer_field)
     except Unstorable as error:
-        raise _rejected(row, E_VALUE, str(error)) from error
+        return _rejected(row, E_VALUE, str(error))
     except NoPrompt as error:
-        raise _rejected(row, E_PROMPT, str(error), error.remedy) from error
+        return _rejected(row, E_PROMPT, str(error), error.remedy)
+    if (given := payload.get("id")) is not None:
+        # 64 bits per id, to save memory.
+        key = hash((type(given).__name__, json.dumps(given)))
+        if key in seen_ids:
+            return _rejected(row, E_DUPLICATE, f"id {json.dumps(given)[:80]} was given before")
+        seen_ids.add(key)
+    return Prompt(row.row_no, payload)
 
 
-def _check_id(row: Row, payload: dict[str, Any], seen: set[int]) -> None:
-    """Reject a row with the id of an earlier one; `seen` keeps 64 bits per id to save memory."""
-    given = payload.get("id")
-    if given is None:
-        return
-    key = hash((type(given).__name__, json.dumps(given)))
-    if key in seen:
-        raise _rejected(row, E_DUPLICATE, f"id {json.dumps(given)[:80]} was given before")
-    seen.add(key)
-
-
-def _rejected(row: Row, code: str, reason: str, remedy: str = "") -> _RowRejected:
+def _rejected(row: Row, code: str, reason: str, remedy: str = "") -> BadRow:
     raw = preview(json.dumps(row.columns, default=str, ensure_ascii=False, skipkeys=True))
-    return _RowRejected(BadRow(row.row_no, row.location, code, reason, remedy, raw))
+    return BadRow(row.row_no, row.location, code, reason, remedy, raw)
 
 
 def _open_rows(source: str | Path, split: str, max_line_bytes: int) -> Iterator[Row | BadRow]:

@@ -1,8 +1,8 @@
 """Prompts → run, groups, rollouts: one transaction per chunk, idempotent by key.
 
 The first chunk's transaction creates the run, so an unreadable dataset leaves no run. The command
-line, the trainer client and the examples use it. Enqueueing the same dataset again under the same
-run adds nothing; after a crash in the middle it adds the missing prompts.
+line and callers of `rollout.enqueue` use this module. Enqueueing the same dataset again under the
+same run adds nothing; after a crash in the middle it adds the missing prompts.
 """
 
 from __future__ import annotations

@@ -153,8 +153,8 @@ def _read_errors(path: Path, line_no: int | None = None) -> Iterator[None]:
     try:
         yield
     except (OSError, EOFError, zlib.error) as error:
-        place = "" if line_no is None else f" after line {line_no}"
-        raise _unreadable(path, f"{error}{place}") from error
+        progress = "" if line_no is None else f" after line {line_no}"
+        raise _unreadable(path, f"{error}{progress}") from error
 
 
 def _unreadable(path: Path, why: str) -> InputError:

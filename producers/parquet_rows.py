@@ -44,5 +44,5 @@ def _opened(path: Path) -> Any:
         raise _damaged(path, error, "") from error
 
 
-def _damaged(path: Path, error: Exception, place: str) -> InputError:
-    return InputError(f"{path} cannot be read as Parquet{place}.", why=str(error), code=E_SOURCE)
+def _damaged(path: Path, error: Exception, progress: str) -> InputError:
+    return InputError(f"{path} cannot be read as Parquet{progress}.", why=str(error), code=E_SOURCE)

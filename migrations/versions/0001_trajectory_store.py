@@ -233,14 +233,14 @@ CREATE TABLE processes (
 
 
 def upgrade() -> None:
-    """Create every table, also those that later work fills."""
+    """Create every table."""
     for statement in DDL.split(";\n"):
         if statement.strip():
             op.execute(statement)
 
 
 def downgrade() -> None:
-    """Drop everything; a backup is the way back."""
+    """Drop all tables; only a backup restores their rows."""
     op.execute(
         "DROP TABLE processes, events, dead_letters, train_batch_groups, train_batches, rewards, "
         "model_calls, trajectories, attempts, rollouts, groups, prompts, policy_versions, runs"

@@ -1,4 +1,4 @@
-"""Let groups have more rollouts than they need, and judge runs by their errors.
+"""Allow more rollouts in a group than it needs, and count the errors of runs.
 
 Revision ID: 0002
 Revises: 0001
@@ -37,7 +37,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Go back, as long as no group has more rollouts than it needs."""
+    """Drop the columns; fails if a group has more rollouts than it needs."""
     op.execute("DROP INDEX groups_deadline")
     op.execute("ALTER TABLE groups DROP CONSTRAINT groups_counters")
     op.execute(

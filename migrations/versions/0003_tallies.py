@@ -1,4 +1,4 @@
-"""Keep the figures of runs as tallies, and give the hot look-ups their indexes.
+"""Add the run counters, and the indexes of frequent look-ups.
 
 Revision ID: 0003
 Revises: 0002
@@ -11,7 +11,7 @@ down_revision = "0002"
 branch_labels = None
 depends_on = None
 
-#: By table: what its tallies are grouped by, and what they sum up over its rows.
+#: By table: the key of its counters, and the sums over its rows.
 TALLIED = {
     "rollouts": (
         ("run_id", "state", "error_class", "error_code"),
@@ -79,7 +79,7 @@ CREATE INDEX attempts_failed ON attempts
     (run_id, error_class, (coalesce(error_code, '')), ended_at) WHERE error_class IS NOT NULL
 """
 
-# One row per key that changed: concurrent writers lock nothing of each other's.
+# One row per key that changed, so that concurrent writers do not lock each other's rows.
 FUNCTION = """
 CREATE FUNCTION tally_{table}() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
@@ -99,13 +99,13 @@ SEEN_BY = {
 
 
 def upgrade() -> None:
-    """Create the tallies, let triggers keep them, and count what is there already."""
+    """Create the counters and their triggers, and count the existing rows."""
     for statement in TABLES.split(";\n"):
         op.execute(statement)
     for table, (keys, amounts) in TALLIED.items():
         tallies = f"{table.removesuffix('s')}_tallies"
         op.execute(f"CREATE INDEX {tallies}_run ON {tallies} (run_id)")
-        # Rows are added and folded all the time: keep the dead ones few.
+        # Rows are added and folded often, so autovacuum must remove dead rows early.
         op.execute(
             f"ALTER TABLE {tallies} SET (autovacuum_vacuum_scale_factor = 0.1,"
             " autovacuum_analyze_scale_factor = 0.5)"
@@ -128,7 +128,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Go back to counting rows."""
+    """Drop the counters and their triggers."""
     for table in TALLIED:
         op.execute(f"DROP FUNCTION tally_{table} CASCADE")
         op.execute(f"DROP TABLE {table.removesuffix('s')}_tallies")

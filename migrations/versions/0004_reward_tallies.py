@@ -1,4 +1,4 @@
-"""Keep what the standard error of a run's mean reward needs, and the mean of every reward.
+"""Add the sums for the standard error of a run's mean reward, and for the mean of every reward.
 
 Revision ID: 0004
 Revises: 0003
@@ -75,7 +75,7 @@ SEEN_BY = {
 
 
 def upgrade() -> None:
-    """Create the sums, let triggers keep them, and count the rewards that are there already."""
+    """Create the sums and their triggers, and count the existing rewards."""
     for statement in TABLES.split(";\n"):
         op.execute(statement)
     changes = {"added": ADDED, "removed": REMOVED, "both": f"{ADDED} UNION ALL {REMOVED}"}
@@ -100,7 +100,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Go back to figures of the run's own reward alone."""
+    """Drop the sums and their triggers."""
     op.execute("DROP FUNCTION tally_rewards CASCADE")
     op.execute("DROP TABLE reward_tallies, score_tallies")
     op.execute("DROP INDEX prompts_of_later_epochs")

@@ -1,4 +1,4 @@
-"""Keep what workers say they take: their queues, and the model endpoints they may call.
+"""Store the queues of each worker, and the model endpoints that it may call.
 
 Revision ID: 0005
 Revises: 0004
@@ -18,5 +18,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Forget it."""
+    """Drop the column."""
     op.execute("ALTER TABLE processes DROP COLUMN takes")

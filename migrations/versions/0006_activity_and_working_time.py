@@ -1,4 +1,4 @@
-"""Keep what workers say of runs under way, and for how long each run was worked on.
+"""Store the activity that workers report, and the working time of each run.
 
 Revision ID: 0006
 Revises: 0005
@@ -28,12 +28,12 @@ FROM (
 
 
 def upgrade() -> None:
-    """Add the columns; runs that exist were worked on from their creation to their last outcome."""
+    """Add the columns; existing runs count as worked on from creation to their last outcome."""
     for statement in DDL.split(";\n"):
         op.execute(statement)
 
 
 def downgrade() -> None:
-    """Forget the figures."""
+    """Drop the columns."""
     op.execute("ALTER TABLE processes DROP COLUMN activity")
     op.execute("ALTER TABLE runs DROP COLUMN worked_s, DROP COLUMN worked_at")

@@ -1,4 +1,4 @@
-"""Drop the table and the columns that nothing reads.
+"""Drop the table and the columns that no code reads.
 
 `model_calls` was never written. The columns repeat the run's configuration, a rollout's state or
 the members of a train batch; `attempts.retryable` repeats the next event of the rollout.
@@ -49,7 +49,7 @@ ALTER TABLE attempts ADD COLUMN retryable boolean
 
 
 def upgrade() -> None:
-    """Drop what is not read; no row is rewritten."""
+    """Drop the table and the columns; no row is rewritten."""
     op.execute("DROP TABLE model_calls")
     op.execute(
         "ALTER TABLE runs DROP COLUMN name, DROP COLUMN purpose, DROP COLUMN config_digest,"

@@ -1,4 +1,4 @@
-"""Keep the digest of each trajectory's body, so that readers detect another body in its place.
+"""Store the digest of each trajectory's body, so that readers detect another body under its URI.
 
 Revision ID: 0008
 Revises: 0007
@@ -18,5 +18,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Forget the digests."""
+    """Drop the column."""
     op.execute("ALTER TABLE trajectories DROP COLUMN body_digest")

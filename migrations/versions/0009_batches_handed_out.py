@@ -19,5 +19,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Forget the times."""
+    """Drop the column."""
     op.execute("ALTER TABLE train_batches DROP COLUMN handed_out_at")

@@ -1,7 +1,7 @@
-"""Index the rows that are looked for by run: open groups and cancelled rollouts.
+"""Add indexes by run: of open groups and of cancelled rollouts.
 
-Without them a pull from a finished run and a retry of cancelled rollouts read the rows of every
-run. Few groups are open at a time, and few rollouts are cancelled, so the indexes stay small.
+Without the indexes a pull from a finished run and a retry of cancelled rollouts read the rows of
+every run. Few groups are open at a time, and few rollouts are cancelled, so the indexes stay small.
 
 Revision ID: 0010
 Revises: 0009

@@ -18,5 +18,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Forget the deaths."""
+    """Drop the column."""
     op.execute("ALTER TABLE rollouts DROP COLUMN died_count")

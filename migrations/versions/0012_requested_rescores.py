@@ -1,4 +1,4 @@
-"""Keep each requested rescore in a row, from which the dispatcher publishes it.
+"""Store each requested rescore in a row, from which the dispatcher publishes it.
 
 Revision ID: 0012
 Revises: 0011
@@ -37,5 +37,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Forget the requests; the command can be given again."""
+    """Drop the table; the command can be given again."""
     op.execute("DROP TABLE rescores")

@@ -1,4 +1,4 @@
-"""Keep the tokens of each trajectory in a body of their own, which trainers read alone.
+"""Store the tokens of each trajectory in a body of their own, which trainers read alone.
 
 Revision ID: 0014
 Revises: 0013
@@ -23,7 +23,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Forget the tokens; those in the payload store stay there until their run is removed."""
+    """Drop the columns; objects in the payload store stay until their run is removed."""
     op.execute(
         "ALTER TABLE trajectories DROP COLUMN tokens, DROP COLUMN tokens_uri,"
         " DROP COLUMN tokens_digest, DROP COLUMN tokens_bytes"

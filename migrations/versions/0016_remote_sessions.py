@@ -1,4 +1,4 @@
-"""Sessions of remote agents, from the claim of their attempt until they are stopped.
+"""Add the table of remote sessions, from the claim of their attempt to their stop.
 
 Revision ID: 0016
 Revises: 0014
@@ -27,5 +27,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Forget the sessions; those that exist end by their idle timeout."""
+    """Drop the table; existing sessions end by their idle timeout."""
     op.execute("DROP TABLE remote_sessions")

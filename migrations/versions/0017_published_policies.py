@@ -1,7 +1,7 @@
-"""Publish policies, and index what staleness, variance and admission are decided by.
+"""Add published policies, and the indexes for staleness, variance and admission.
 
-The table `policy_versions` was empty until now. The groups that are open are counted by their
-number, so the index of open groups has it as its second column.
+The table `policy_versions` was empty until now. Open groups are counted up to a group
+number, so that number is the second column of their index.
 
 Revision ID: 0017
 Revises: 0016
@@ -42,6 +42,6 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Drop them; the published versions stay, without their modes."""
+    """Drop the columns and indexes; the published versions stay."""
     for statement in DOWNGRADE.split(";\n"):
         op.execute(statement)

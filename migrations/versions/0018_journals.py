@@ -42,7 +42,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Forget the journals: attempts start afresh."""
+    """Drop the table and the columns; attempts replay no calls any more."""
     op.execute("DROP INDEX attempts_replayed")
     op.execute(
         "ALTER TABLE attempts DROP COLUMN calls_replayed, DROP COLUMN replayed_from,"

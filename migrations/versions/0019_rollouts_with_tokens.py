@@ -35,7 +35,7 @@ END $$
 
 
 def _count(sums: dict[str, str]) -> None:
-    """Let the trigger of `rollouts` keep these sums."""
+    """Replace the function of the trigger on `rollouts` by one with these sums."""
     names, values = ", ".join(sums), ", ".join(sums.values())
     insert = (
         f"INSERT INTO rollout_tallies ({_KEYS}, {names}, last_finished_at)"
@@ -59,7 +59,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Count them no more."""
+    """Drop the column and its counter."""
     _count(_SUMS)
     op.execute("ALTER TABLE rollout_tallies DROP COLUMN n_with_tokens")
     op.execute("ALTER TABLE rollouts DROP COLUMN has_tokens")

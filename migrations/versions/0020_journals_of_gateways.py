@@ -1,6 +1,6 @@
-"""Let frames of gateways number their calls by the time of their answers.
+"""Number the calls in frames of gateways by the time of their answers.
 
-Several gateways may answer for one attempt, and none knows what another has recorded.
+Several gateways may answer for one attempt, and no gateway knows the calls that another recorded.
 
 Revision ID: 0020
 Revises: 0019
@@ -20,6 +20,6 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Forget the calls that gateways recorded: their numbers do not fit."""
+    """Delete the calls that gateways recorded, because their numbers do not fit."""
     op.execute("DELETE FROM journals WHERE first_call > 2147483647")
     op.execute("ALTER TABLE journals ALTER COLUMN first_call TYPE integer")

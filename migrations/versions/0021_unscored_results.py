@@ -20,5 +20,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Forget which trajectories wait: their rollouts get a new session."""
+    """Drop the column; rollouts whose trajectory waits for a reward get a new session."""
     op.execute("ALTER TABLE rollouts DROP COLUMN unscored_no")

@@ -28,7 +28,7 @@ _CONNECT_S, _ANSWER_S = 10.0, 120.0
 _TEXT_CHARS = 500
 
 #: Errors of AgentCore after which the same call works later.
-_WAITS = frozenset(
+_RETRYABLE_CODES = frozenset(
     {
         "ThrottlingException",
         "ThrottledException",
@@ -37,7 +37,7 @@ _WAITS = frozenset(
         "ServiceQuotaExceededException",
     }
 )
-_WAIT_STATUSES = frozenset({402, 429})
+_RETRYABLE_STATUSES = frozenset({402, 429})
 #: The container failed or is not serving yet.
 _CLIENT_ERROR = 424
 
@@ -69,7 +69,7 @@ class DataPlane:
     async def invoke(
         self, target: AgentCoreTarget, session_id: str, payload: Mapping[str, Any]
     ) -> None:
-        """Begin a session; returns when the app has taken the rollout.
+        """Begin a session; returns when the app has accepted the rollout.
 
         Raises:
             ModelRateLimit: The service is out of calls or sessions; a later attempt may work.
@@ -81,7 +81,7 @@ class DataPlane:
             answer = await self._call(target, "invoke_agent_runtime", session_id, payload=body)
         else:
             answer = await self._post(f"{target.target}/invocations", session_id, body)
-        _require_taken(answer)
+        _require_accepted(answer)
 
     async def stop(self, target: AgentCoreTarget, session_id: str) -> None:
         """Stop a session; a container behind a URL has nothing to stop.
@@ -165,7 +165,7 @@ class DataPlane:
 
 def _failure(status: int, code: str, message: str) -> RolloutError:
     text = f"{code}: {message[:_TEXT_CHARS]}"
-    if code in _WAITS or status in _WAIT_STATUSES:
+    if code in _RETRYABLE_CODES or status in _RETRYABLE_STATUSES:
         is_quota = code == "ServiceQuotaExceededException" or status == 402
         return ModelRateLimit(text, code="session_quota" if is_quota else "throttled")
     if code == "ResourceNotFoundException":
@@ -175,7 +175,7 @@ def _failure(status: int, code: str, message: str) -> RolloutError:
     return ContractError(text, code="invocation_refused")
 
 
-def _require_taken(answer: bytes) -> None:
+def _require_accepted(answer: bytes) -> None:
     """Check that the app works in the background, as a rollout entrypoint does."""
     try:
         status = json.loads(answer).get("status")

@@ -2,7 +2,7 @@
 
 Used by the service in `results.py`. The app's verdict counts: its reward, or its error; where the
 run names a reward, a worker gives it later. The calls that a gateway recorded become those of the
-trajectory. Nothing is made up: a result without a valid reward is an error. Must not: read a clock,
+trajectory. A result without a valid reward is an error. Must not: read a clock,
 S3 or the store.
 """
 
@@ -37,7 +37,7 @@ def outcome_of(
     redact: Redact = lambda data: data,
     recorded: RemoteCalls = NO_CALLS,
 ) -> Completion:
-    """Return the completion that a result says.
+    """Return the completion for a result.
 
     Args:
         attempt: The attempt whose session saved the result.
@@ -58,7 +58,7 @@ def outcome_of(
     stop_reason = _STOP_REASONS.get(str(result.get("stop_reason")), StopReason.ANSWERED)
     try:
         _require_success(result)
-        reward = _reward_of(result) if attempt.reward is None else _left_to_us(record)
+        reward = _reward_of(result) if attempt.reward is None else _require_answer(record)
         record.metadata["stop_reason"] = str(stop_reason)
         stored = pack_record(record)
     except RolloutError as error:
@@ -127,7 +127,7 @@ def _reward_of(result: dict[str, Any]) -> float:
     return float(values[-1])
 
 
-def _left_to_us(record: TrajectoryRecord) -> None:
+def _require_answer(record: TrajectoryRecord) -> None:
     """Check that the run's reward has something to score; the app's reward need not exist."""
     if not record.steps:
         raise ContractError(

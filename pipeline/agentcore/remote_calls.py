@@ -1,7 +1,7 @@
 """The calls of a remote attempt, read from the journal frames that gateways sent.
 
-Used by the results service. A frame that cannot be read costs its own calls and those that continue
-them; they are counted. Must not: know the store.
+Used by the results service. The calls of a frame that cannot be read are missing, and so are calls
+that continue them; the result has their number. Must not: know the store.
 """
 
 from __future__ import annotations

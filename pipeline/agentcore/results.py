@@ -26,7 +26,7 @@ from pipeline.agentcore.results_store import (
     ResultsStore,
     ResultTooLarge,
 )
-from pipeline.contract.agentcore import input_id_of, session_of_key
+from pipeline.contract.agentcore import attempt_of_key, input_id_of
 from pipeline.contract.messages import AttemptKey, Completion
 from pipeline.contract.result_keys import ResultObject, announced_results
 from pipeline.queue.claim_checks import check_out
@@ -34,7 +34,7 @@ from pipeline.queue.payloads import PayloadStore
 from pipeline.redaction import Redactor
 from pipeline.settings import Settings
 from pipeline.store.dead_letters import add_malformed
-from pipeline.store.engine import transact
+from pipeline.store.engine import store_time, transact
 from pipeline.store.journals import read_frames
 from pipeline.store.outcomes import record_outcomes
 from pipeline.store.remote_sessions import (
@@ -43,7 +43,7 @@ from pipeline.store.remote_sessions import (
     known_attempts,
     waiting_attempts,
 )
-from pipeline.store.watermark import read_time, read_watermark
+from pipeline.store.watermark import read_watermark
 from pipeline.tokens.recorded_calls import NO_CALLS, RemoteCalls
 
 log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class RemoteResults:
         #: Messages by the time when they were received, and results by that of their first listing.
         self._held: list[tuple[datetime, list[QueuedMessage]]] = []
         self._listed: dict[AttemptKey, datetime] = {}
-        self._told: set[str] = set()  #: keys of others that were logged
+        self._warned_of: set[str] = set()  #: objects of other programs
 
     def step(self) -> None:
         """Take in the announced results, then the listed ones; wait where no session exists."""
@@ -87,8 +87,8 @@ class RemoteResults:
             time.sleep(_IDLE_S)
             return
         store = self._store = self._store or ResultsStore(self._settings)
-        queues = {a.target.results_queue_url for a in waiting} - {None}
-        for queue_url in sorted(filter(None, queues)):
+        queues = {url for a in waiting if (url := a.target.results_queue_url)}
+        for queue_url in sorted(queues):
             self._receive(store, queue_url)
         self._take_announced(store)
         every_s = _SWEEP_S if queues and not self._listed else _SWEEP_ALONE_S
@@ -110,9 +110,9 @@ class RemoteResults:
         if len(self._held) >= _MOST_HELD:
             time.sleep(_IDLE_S)
         elif messages := store.receive(queue_url):
-            self._held.append((transact(self._engine, read_time), messages))
+            self._held.append((transact(self._engine, store_time), messages))
 
-    def _drained_up_to(self) -> datetime | None:
+    def _calls_complete_up_to(self) -> datetime | None:
         """Return the time before which recorded calls are in the store; None: wait for them.
 
         A gateway records a call before the agent gets its answer, so before the agent's result. The
@@ -123,13 +123,13 @@ class RemoteResults:
         return transact(self._engine, read_watermark)
 
     def _take_announced(self, store: ResultsStore) -> None:
-        drained = self._drained_up_to() if self._held else None
-        if drained is None:
+        calls_up_to = self._calls_complete_up_to() if self._held else None
+        if calls_up_to is None:
             return
-        ripe = [held for held in self._held if held[0] <= drained]
-        if ripe:
-            self._take_in(store, [message for _, messages in ripe for message in messages])
-            self._held = self._held[len(ripe) :]
+        complete = [held for held in self._held if held[0] <= calls_up_to]
+        if complete:
+            self._take_in(store, [message for _, messages in complete for message in messages])
+            self._held = self._held[len(complete) :]
 
     def _take_in(self, store: ResultsStore, messages: Sequence[QueuedMessage]) -> None:
         malformed: list[tuple[str, str, bytes]] = []
@@ -141,11 +141,10 @@ class RemoteResults:
                 malformed.append(_dead_letter(E_FOREIGN, f"announces no result: {error}", message))
                 continue
             for result in results:
-                session = session_of_key(result.key)
-                if session is None:
+                key = attempt_of_key(result.key)
+                if key is None:
                     malformed.append(_dead_letter(E_UNKNOWN, f"names {result.key}", message))
                 else:
-                    key = session.rollout_id, session.attempt_no
                     named.append((message, result, key))
         keys = [key for *_, key in named]
         known = transact(self._engine, known_attempts, keys)
@@ -172,21 +171,21 @@ class RemoteResults:
     def _sweep(self, store: ResultsStore) -> None:
         """Record results that no message announced, then end the sessions whose time is up."""
         waiting = self._waiting()
-        wanted = {attempt.key: attempt for attempt in waiting}
+        wanted = {attempt.key for attempt in waiting}
         found: dict[AttemptKey, ResultObject] = {}
         for bucket, run in sorted({(a.target.results_bucket, a.run) for a in waiting}):
             inputs = [input_id_of(a.group_no) for a in waiting if a.run == run]
             first, last = f"{run}/{min(inputs)}", f"{run}/{max(inputs)}~"
             for key in store.list(bucket, prefix=f"{run}/", first=first, last=last):
-                session = session_of_key(key)
-                if session is None:
-                    self._tell(f"s3://{bucket}/{key}")
-                elif (of := (session.rollout_id, session.attempt_no)) in wanted:
-                    found[of] = ResultObject(bucket, key)
+                attempt_key = attempt_of_key(key)
+                if attempt_key is None:
+                    self._warn_of_unknown(f"s3://{bucket}/{key}")
+                elif attempt_key in wanted:
+                    found[attempt_key] = ResultObject(bucket, key)
         self._record_listed(store, found)
         # A result may have come between the list and the end of its session's time.
-        overdue = [a for a in self._waiting() if a.is_overdue and a.key in wanted]
-        overdue = [a for a in overdue if a.key not in found]
+        undecided = wanted - found.keys()
+        overdue = [a for a in self._waiting() if a.is_overdue and a.key in undecided]
         if overdue:
             calls = self._calls_of([attempt.key for attempt in overdue])
             self._commit([timed_out(a, calls.get(a.key, NO_CALLS)) for a in overdue])
@@ -196,14 +195,17 @@ class RemoteResults:
         if not found:
             self._listed = {}
             return
-        now = transact(self._engine, read_time)
+        now = transact(self._engine, store_time)
         self._listed = {key: self._listed.get(key, now) for key in found}
-        drained = self._drained_up_to()
-        ripe = [key for key, at in self._listed.items() if drained is not None and at <= drained]
-        if ripe:
-            log.info("%d results were found in the bucket without a message.", len(ripe))
-            self._record(store, {key: found[key] for key in ripe})
-            self._listed = {key: at for key, at in self._listed.items() if key not in ripe}
+        calls_up_to = self._calls_complete_up_to()
+        if calls_up_to is None:
+            return
+        complete = [key for key, listed_at in self._listed.items() if listed_at <= calls_up_to]
+        if complete:
+            log.info("%d results were found in the bucket without a message.", len(complete))
+            self._record(store, {key: found[key] for key in complete})
+            for key in complete:
+                del self._listed[key]
 
     def _record(
         self, store: ResultsStore, results: dict[AttemptKey, ResultObject]
@@ -271,9 +273,9 @@ class RemoteResults:
         for sentence in report.paused:
             log.warning("%s", sentence)
 
-    def _tell(self, place: str) -> None:
-        if place not in self._told:
-            self._told.add(place)
+    def _warn_of_unknown(self, place: str) -> None:
+        if place not in self._warned_of:
+            self._warned_of.add(place)
             log.warning("%s %s is no result of a session of this deployment.", E_UNKNOWN, place)
 
 

@@ -1,7 +1,7 @@
 """The service that stops remote sessions whose outcome is known, and so frees their places.
 
-A session's row is removed when the session does not exist any more. Stops keep the pace that
-invocations keep. Must not: decide outcomes.
+A session's row is removed when the session does not exist any more. Stops count towards the
+same rate as invocations. Must not: decide outcomes.
 """
 
 from __future__ import annotations

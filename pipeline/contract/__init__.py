@@ -1,1 +1,4 @@
-"""Pure values shared by every process: states, messages, errors; stdlib and pydantic only."""
+"""Pure values shared by every process: states, messages, errors.
+
+Imports the standard library, pydantic, orjson and zstandard only.
+"""

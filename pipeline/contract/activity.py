@@ -1,7 +1,8 @@
 """The activity of a run: its model calls, the failed ones among them, and its tool calls.
 
 Each worker counts since its start and sends the sums in its heartbeats, so a lost or repeated
-heartbeat changes nothing. The store keeps them per process; `store/activity.py` adds them up.
+heartbeat changes nothing. The store keeps the sums of each process; `store/activity.py` adds them
+up. Must not: count.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, Field, field_validator
 
 from pipeline.contract.result_keys import SESSION_CHARS
 
@@ -24,7 +24,7 @@ AGENT = "agentcore"
 _ARN = re.compile(r"arn:[\w-]+:bedrock-agentcore:(?P<region>[\w-]+):(?P<account>\w*):runtime/\S+")
 _INPUT = re.compile(r"g\d{6,}")
 _SESSION = re.compile(
-    r"(?P<label>[a-z0-9][a-z0-9._-]{0,120}-a(?P<no>\d+))"
+    r"[a-z0-9][a-z0-9._-]{0,120}-a(?P<no>\d+)"
     r"-(?P<id>[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})"
 )
 
@@ -83,16 +83,6 @@ class AgentCoreTarget(BaseModel, frozen=True, extra="forbid", allow_inf_nan=Fals
         return training, self.payload_style != "training"
 
 
-class SessionOf(BaseModel):
-    """The attempt that a session executes."""
-
-    model_config = ConfigDict(frozen=True)
-
-    rollout_id: UUID
-    attempt_no: int
-    label: str
-
-
 def input_id_of(group_no: int) -> str:
     """Return the `input_id` of a group."""
     return f"g{group_no:06d}"
@@ -105,19 +95,15 @@ def session_id_of(label: str, rollout_id: UUID) -> str:
     return session_id
 
 
-def session_of_key(key: str) -> SessionOf | None:
-    """Return the attempt of a result's key, in either style; None: the key is not one of ours."""
+def attempt_of_key(key: str) -> tuple[UUID, int] | None:
+    """Return the `AttemptKey` in a result's key, of either style; None: another program's key."""
     _, _, rest = key.partition("/")
     name = rest.removesuffix(".json")
     group = _INPUT.match(name)
     if group is None or name == rest or name[group.end() : group.end() + 1] not in ("_", "/"):
         return None
     found = _SESSION.fullmatch(name[group.end() + 1 :])
-    if found is None:
-        return None
-    return SessionOf(
-        rollout_id=UUID(found["id"]), attempt_no=int(found["no"]), label=found["label"]
-    )
+    return (UUID(found["id"]), int(found["no"])) if found else None
 
 
 def payload_of(

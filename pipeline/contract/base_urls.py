@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from pipeline.contract.url_secrets import hide_passwords, passwords_in
 
 #: Characters that make URL parsers disagree about the host.
-_READ_DIFFERENTLY = re.compile(r"[\s\\@]")
+_AMBIGUOUS = re.compile(r"[\s\\@]")
 
 
 def base_url_of(value: Any) -> Any:
@@ -84,7 +84,7 @@ def is_loopback(url: str) -> bool:
     """Return whether every URL parser finds this machine in a URL."""
     import ipaddress
 
-    if _READ_DIFFERENTLY.search(url):
+    if _AMBIGUOUS.search(url):
         return False
     host = urlsplit(url).hostname or ""
     if host == "localhost":

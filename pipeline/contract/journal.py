@@ -14,13 +14,12 @@ import json
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import orjson
 
 from pipeline.contract.errors import ErrorClass, MalformedMessage
-from pipeline.contract.trajectory import compress, decompress, dump_json
+from pipeline.contract.trajectory import compress, decompress, digest_of, dump_json, load_json
 
 #: Errors after which the next attempt goes on where this one was; all others start afresh.
 RESUMED_AFTER = frozenset(
@@ -106,7 +105,7 @@ def digest_of_value(value: Any) -> str | None:
             data = json.dumps(value, sort_keys=True).encode()
         except (TypeError, ValueError):
             return None
-    return blake2b(data, digest_size=16).hexdigest()
+    return digest_of(data)
 
 
 def pack_calls(
@@ -170,7 +169,7 @@ def _read(body: bytes, whole: dict[CallKey, bytes]) -> Iterable[RecordedCall]:
         raise ValueError("it does not begin with its magic")
     at = _HEAD.size + length
     found: list[RecordedCall] = []
-    for entry in _load(data[_HEAD.size : at]):
+    for entry in load_json(data[_HEAD.size : at]):
         attempt_no, sequence = entry["key"]
         key = (int(attempt_no), int(sequence))
         tokens = None
@@ -202,10 +201,3 @@ def _with_whole_prompt(
             return None
         before = known[:prefix_bytes]
     return RecordedTokens(before + (new_prompt or b""), completion or b"", logprobs)
-
-
-def _load(raw: bytes) -> Any:
-    try:
-        return orjson.loads(raw)
-    except orjson.JSONDecodeError:
-        return json.loads(raw)

@@ -1,8 +1,8 @@
 """The longest names that the store keeps: each becomes part of a key or of an index.
 
 Used by the messages, the run's configuration, producers, rewards and the trainer client. Postgres
-rejects index entries above 2,704 bytes, and a character takes up to four. Must not: know what a
-name is for.
+rejects index entries above 2,704 bytes, and a character takes up to four. Must not: check
+more than the length.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The configuration of a run: agent, tools, reward, model, budgets; frozen at its creation.
 
 Written by producers, read by dispatcher and collector. Agents, tools and rewards are only named:
-their code lives with the workers. Must not hold a secret.
+their code is part of the workers. Must not hold a secret.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _SCORABLE = frozenset(SCORED_BY_DEFAULT)
 #: Validation context of configurations from the store.
 _STORED = "stored"
 #: Agents that give the reward themselves, by the task's tests.
-_JUDGED_BY_THEMSELVES = frozenset({"coding", "swe", AGENT})
+_SELF_SCORED = frozenset({"coding", "swe", AGENT})
 
 
 #: One base URL, or several of replicas that serve the same model: a list, or `a,b`.
@@ -55,7 +55,7 @@ BaseUrl = Annotated[str | tuple[str, ...] | None, BeforeValidator(base_url_of)]
 
 
 def _default_reward(given: dict[str, Any]) -> str | None:
-    return None if given.get("agent") in _JUDGED_BY_THEMSELVES else "exact_match"
+    return None if given.get("agent") in _SELF_SCORED else "exact_match"
 
 
 #: Whether token ids are recorded: `required` fails a call without them.

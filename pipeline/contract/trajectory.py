@@ -85,7 +85,7 @@ def unpack_record(body: bytes, codec: str = "zstd+json") -> TrajectoryRecord:
     if codec != "zstd+json":
         raise MalformedMessage(f"A trajectory has the unknown codec {codec!r}.")
     try:
-        return TrajectoryRecord.model_validate(_load(decompress(body)))
+        return TrajectoryRecord.model_validate(load_json(decompress(body)))
     except ValueError as error:
         raise MalformedMessage("A trajectory could not be unpacked.", why=str(error)) from error
 
@@ -129,7 +129,12 @@ def dump_json(document: Any) -> bytes:
         return json.dumps(document).encode()
 
 
-def _load(raw: bytes) -> Any:
+def load_json(raw: bytes) -> Any:
+    """Return the document in the JSON that `dump_json` wrote.
+
+    Raises:
+        ValueError: The bytes are no JSON.
+    """
     try:
         return orjson.loads(raw)
     except orjson.JSONDecodeError:

@@ -27,15 +27,13 @@ from pipeline.embedded.processes import (
     spawn_detached,
 )
 from pipeline.embedded.server import Server
-from pipeline.embedded.server_paths import ServerPaths
 
 DATABASE = "rollout"
 SUPERUSER = "postgres"
 PORT = "5432"  #: part of the socket's name; no TCP port is opened
-SOCKET_NAME = f".s.PGSQL.{PORT}"
 
 #: Fast shutdown, then immediate shutdown (the next start recovers from the WAL), then SIGKILL.
-STOP_LADDER = ((signal.SIGINT, 30.0), (signal.SIGQUIT, 10.0), (signal.SIGKILL, 10.0))
+STOP_SIGNALS = ((signal.SIGINT, 30.0), (signal.SIGQUIT, 10.0), (signal.SIGKILL, 10.0))
 
 SETTINGS = {
     "listen_addresses": "",
@@ -56,7 +54,7 @@ INITDB_OPTIONS = (
     *("-U", SUPERUSER, "--auth=trust", "--encoding=UTF8", "--locale=C"),
     *("--locale-provider=builtin", "--builtin-locale=C.UTF-8", "--no-instructions"),
 )
-THROW_AWAY = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+NOT_DURABLE = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
 
 
 class PostgresServer(Server):
@@ -64,13 +62,17 @@ class PostgresServer(Server):
 
     name = "postgres"
     title = "PostgreSQL"
-    stop_ladder = STOP_LADDER
+    socket_name = f".s.PGSQL.{PORT}"
+    not_as_root = True
+    stop_signals = STOP_SIGNALS
 
-    def __init__(self, paths: ServerPaths, *, durable: bool) -> None:
-        self._data = paths.home / "data"
-        self._socket = paths.sockets / SOCKET_NAME
-        self._durable = durable
-        super().__init__(paths, Identity(("postgres",), self._data, (str(self._data),)))
+    @property
+    def _data(self) -> Path:
+        return self.paths.home / "data"
+
+    @property
+    def _identity(self) -> Identity:
+        return Identity(("postgres",), self._data, (str(self._data),))
 
     @property
     def url(self) -> str:
@@ -105,7 +107,7 @@ class PostgresServer(Server):
         _run(initdb if self._durable else [*initdb, "--no-sync"], account, life_lock)
         single = [str(programs / "postgres"), "--single", "-D", str(new)]
         single += ["-c", f"fsync={'on' if self._durable else 'off'}", "-c", "log_checkpoints=off"]
-        _run([*single, "postgres"], account, life_lock, feed=f"CREATE DATABASE {DATABASE}\n")
+        _run([*single, "postgres"], account, life_lock, stdin=f"CREATE DATABASE {DATABASE}\n")
         new.rename(self._data)
         if self._durable:
             _sync_directory(self.paths.home)
@@ -114,7 +116,7 @@ class PostgresServer(Server):
         sockets = str(self.paths.sockets).replace('"', '""')
         settings = SETTINGS | {"unix_socket_directories": f'"{sockets}"'}
         if not self._durable:
-            settings |= THROW_AWAY
+            settings |= NOT_DURABLE
         return [part for item in settings.items() for part in ("-c", "=".join(item))]
 
     def _wait_ready(self, pid: int, deadline: float) -> bool:
@@ -138,7 +140,7 @@ class PostgresServer(Server):
         PostgreSQL refuses to start if a process has the pid in the old file, even another process
         after a reboot, or a zombie. We hold the life lock, so no server or backend is running.
         """
-        lock = self._socket.with_name(f"{SOCKET_NAME}.lock")
+        lock = self._socket.with_name(f"{self.socket_name}.lock")
         for leftover in (self._data / "postmaster.pid", self._socket, lock):
             leftover.unlink(missing_ok=True)
 
@@ -150,7 +152,7 @@ class PostgresServer(Server):
             return []
 
 
-def _run(argv: list[str], account: Account | None, life_lock: int, *, feed: str = "") -> None:
+def _run(argv: list[str], account: Account | None, life_lock: int, *, stdin: str = "") -> None:
     """Run one step of the initialisation, which must finish even if we are killed.
 
     The output goes to a file, because a pipe would break with us. The child inherits the life lock,
@@ -161,7 +163,7 @@ def _run(argv: list[str], account: Account | None, life_lock: int, *, feed: str 
             argv,
             cwd="/",
             env=server_environment(),
-            input=feed.encode(),
+            input=stdin.encode(),
             stdout=output,
             stderr=subprocess.STDOUT,
             pass_fds=(life_lock,),

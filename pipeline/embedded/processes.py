@@ -22,7 +22,7 @@ POLL_S = 0.01
 LOG_BYTES = 16 * 2**20
 
 #: Signals to send one after the other, each with the seconds to wait for the exit.
-StopLadder = Sequence[tuple[signal.Signals, float]]
+StopSignals = Sequence[tuple[signal.Signals, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,22 +132,22 @@ def process_exists(pid: int) -> bool:
     return start_mark(pid) is not None
 
 
-def stop_processes(meant: Mapping[int, Callable[[], bool]], ladder: StopLadder) -> list[int]:
+def stop_processes(targets: Mapping[int, Callable[[], bool]], signals: StopSignals) -> list[int]:
     """Stop processes together and return the pids of those that survived every signal.
 
     Args:
-        meant: For each pid, a check that the pid still belongs to the intended process. Processes
+        targets: For each pid, a check that the pid still belongs to the intended process. Processes
             that fail it get no signal.
-        ladder: The signals.
+        signals: The signals, sent one after the other.
 
     Raises:
         PermissionError: A process belongs to another user.
     """
     with contextlib.ExitStack() as stack:
         # Check after opening the handle: from then on the pid cannot be reused.
-        opened = [(stack.enter_context(_Handle(pid)), is_meant) for pid, is_meant in meant.items()]
-        left = [handle for handle, is_meant in opened if is_meant()]
-        for number, wait_s in ladder:
+        handles = {pid: stack.enter_context(_Handle(pid)) for pid in targets}
+        left = [handles[pid] for pid, is_target in targets.items() if is_target()]
+        for number, wait_s in signals:
             for handle in left:
                 handle.send(number)
             deadline = time.monotonic() + wait_s

@@ -8,6 +8,7 @@ cannot be loaded is renamed, because the messages are published again from Postg
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -25,20 +26,16 @@ from pipeline.embedded.processes import (
 )
 from pipeline.embedded.redis_programs import NAMES, find_program
 from pipeline.embedded.server import Server
-from pipeline.embedded.server_paths import ServerPaths
-
-SOCKET_NAME = "redis.sock"
 
 #: Seconds a live server may refuse connections before its socket counts as lost.
 SOCKET_LOST_S = 3.0
-STOP_LADDER = ((signal.SIGTERM, 15.0), (signal.SIGKILL, 10.0))
+STOP_SIGNALS = ((signal.SIGTERM, 15.0), (signal.SIGKILL, 10.0))
 DAMAGED = ("Bad file format", "Unexpected end of file reading the append only file")
 
 
-class _Answer(Enum):
+class _Ping(Enum):
     READY = "ready"
-    LOADING = "loading"
-    SILENT = "silent"
+    NOT_READY = "not ready"  #: it loads its data, or does not answer
     REFUSED = "refused"
 
 
@@ -47,14 +44,16 @@ class RedisServer(Server):
 
     name = "redis"
     title = "Redis"
-    stop_ladder = STOP_LADDER
+    socket_name = "redis.sock"
+    stop_signals = STOP_SIGNALS
 
-    def __init__(self, paths: ServerPaths, *, durable: bool) -> None:
-        self._config = paths.home / "redis.conf"
-        self._socket = paths.sockets / SOCKET_NAME
-        self._durable = durable
-        marks = (str(self._config), str(self._socket))
-        super().__init__(paths, Identity(NAMES, paths.home, marks))
+    @property
+    def _config(self) -> Path:
+        return self.paths.home / "redis.conf"
+
+    @property
+    def _identity(self) -> Identity:
+        return Identity(NAMES, self.paths.home, (str(self._config), str(self._socket)))
 
     @property
     def url(self) -> str:
@@ -76,13 +75,16 @@ class RedisServer(Server):
         argv = [str(find_program()), str(self._config)]
         self._config.write_bytes(os.fsencode(self._configuration()))
         since = self._log_size()
-        pid = spawn_detached(argv, log=self.log, life_lock=life_lock)
-        if self._wait_ready(pid, deadline):
-            return
-        if any(words in log_tail(self.log, since=since) for words in DAMAGED):
-            self._set_damaged_files_aside()
+
+        def start() -> bool:
             pid = spawn_detached(argv, log=self.log, life_lock=life_lock)
-            if self._wait_ready(pid, deadline):
+            return self._wait_ready(pid, deadline)
+
+        if start():
+            return
+        if any(text in log_tail(self.log, since=since) for text in DAMAGED):
+            self._rename_damaged_files()
+            if start():
                 return
         raise self._would_not_start(since)
 
@@ -106,41 +108,38 @@ class RedisServer(Server):
 
     def _wait_ready(self, pid: int, deadline: float) -> bool:
         lost_at = time.monotonic() + SOCKET_LOST_S
-        while (answer := _ask(self._socket)) is not _Answer.READY or self.running_pid() is None:
+        while (answer := _ping(self._socket)) is not _Ping.READY or self.running_pid() is None:
             now = time.monotonic()
             if now > deadline or not process_exists(pid):
                 return False
-            if answer is _Answer.REFUSED and now > lost_at:
+            if answer is _Ping.REFUSED and now > lost_at:
                 return False
             time.sleep(POLL_S)
         return True
 
     def _has_lost_socket(self) -> bool:
-        return _ask(self._socket) is _Answer.REFUSED
+        return _ping(self._socket) is _Ping.REFUSED
 
-    def _set_damaged_files_aside(self) -> None:
+    def _rename_damaged_files(self) -> None:
         stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
         for found in list(self.paths.home.glob("appendonly*")):
             found.rename(self.paths.home / f"damaged-{stamp}-{found.name}")
 
 
-def _ask(path: Path) -> _Answer:
+def _ping(path: Path) -> _Ping:
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(1.0)
         try:
             client.connect(str(path))
         except (FileNotFoundError, ConnectionRefusedError):
-            return _Answer.REFUSED
+            return _Ping.REFUSED
         except OSError:
-            return _Answer.SILENT
-        try:
+            return _Ping.NOT_READY
+        with contextlib.suppress(OSError):
             client.sendall(b"PING\r\n")
-            answer = client.recv(64)
-        except OSError:
-            return _Answer.SILENT
-    if answer.startswith(b"+PONG"):
-        return _Answer.READY
-    return _Answer.LOADING if answer.startswith(b"-LOADING") else _Answer.SILENT
+            if client.recv(64).startswith(b"+PONG"):
+                return _Ping.READY
+    return _Ping.NOT_READY
 
 
 def _quoted(value: str) -> str:

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from typing import ClassVar
 
 from pipeline.contract.errors import NotAllowed, ServiceUnavailable
-from pipeline.embedded.processes import POLL_S, Identity, StopLadder, log_tail, stop_processes
+from pipeline.embedded.processes import POLL_S, Identity, StopSignals, log_tail, stop_processes
 from pipeline.embedded.server_paths import ServerPaths
 
 
@@ -23,12 +23,20 @@ class Server(ABC):
 
     name: ClassVar[str]
     title: ClassVar[str]
-    stop_ladder: ClassVar[StopLadder]
+    socket_name: ClassVar[str]
+    not_as_root: ClassVar[bool] = False
+    stop_signals: ClassVar[StopSignals]
 
-    def __init__(self, paths: ServerPaths, identity: Identity) -> None:
+    def __init__(self, paths: ServerPaths, *, durable: bool) -> None:
         self.paths = paths
         self.log = paths.home / f"{self.name}.log"
-        self._identity = identity
+        self._socket = paths.sockets / self.socket_name
+        self._durable = durable
+
+    @property
+    @abstractmethod
+    def _identity(self) -> Identity:
+        """The marks by which the server's process is recognised."""
 
     @property
     @abstractmethod
@@ -74,7 +82,7 @@ class Server(ABC):
                 finally:
                     os.close(life_lock)
             elif time.monotonic() > deadline:
-                raise self._does_not_serve("What is left of an earlier server still runs.")
+                raise self._does_not_serve("Processes of an earlier server still run.")
             else:
                 time.sleep(POLL_S)
 
@@ -82,12 +90,12 @@ class Server(ABC):
         """Stop the server if it runs; return whether it ran.
 
         Raises:
-            NotAllowed: The server belongs to another user, or survived every signal of the ladder.
+            NotAllowed: The server belongs to another user, or survived every signal.
         """
         if (pid := self.running_pid()) is None:
             return False
         try:
-            left = stop_processes({pid: lambda: self._identity.matches(pid)}, self.stop_ladder)
+            left = stop_processes({pid: lambda: self._identity.matches(pid)}, self.stop_signals)
         except PermissionError as error:
             raise NotAllowed(
                 f"{self.title} (pid {pid}) belongs to another user.",

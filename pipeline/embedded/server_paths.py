@@ -82,14 +82,14 @@ class ServerDirectories:
             home = self._make_outside_home(account)
             self._write_record(f"{name}_home", home)
         home.mkdir(mode=0o700, exist_ok=True)
-        _give(home, account)
+        _change_owner(home, account)
         return home
 
     def _make_outside_home(self, account: Account | None) -> Path:
         stem = f"{self._data_dir.name.lstrip('.') or 'data'}-"
         for base in self._outside_bases():
             with contextlib.suppress(OSError):
-                _make_passable(base)
+                _make_enterable(base)
                 if _can_enter(account, base):
                     return Path(tempfile.mkdtemp(prefix=stem, dir=base))
         raise ServiceUnavailable(
@@ -118,7 +118,7 @@ class ServerDirectories:
         if not _fits_socket(Path(base, "rollout-12345678", socket_name)):
             base = "/tmp"
         sockets = Path(tempfile.mkdtemp(prefix="rollout-", dir=base))
-        _give(sockets, account)
+        _change_owner(sockets, account)
         self._write_record(f"{name}_sockets", sockets)
         return sockets
 
@@ -177,12 +177,12 @@ def _can_enter(account: Account | None, directory: Path) -> bool:
     return tried.returncode == 0
 
 
-def _give(directory: Path, account: Account | None) -> None:
+def _change_owner(directory: Path, account: Account | None) -> None:
     if account is not None and directory.stat().st_uid != account.uid:
         os.chown(directory, account.uid, account.gid)
 
 
-def _make_passable(base: Path) -> None:
+def _make_enterable(base: Path) -> None:
     if not base.exists():
         base.mkdir()
         base.chmod(0o755)  # overrides the umask, because another account must enter

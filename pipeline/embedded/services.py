@@ -11,13 +11,12 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from pipeline.contract.errors import ServiceUnavailable
-from pipeline.embedded import postgres_server, redis_server
 from pipeline.embedded.postgres_server import PostgresServer
 from pipeline.embedded.redis_server import RedisServer
 from pipeline.embedded.server import Server
@@ -25,6 +24,10 @@ from pipeline.embedded.server_paths import ServerDirectories
 
 LOCK_NAME = "services.lock"
 LOCK_POLL_S = 0.02
+
+_KINDS: tuple[type[Server], ...] = (PostgresServer, RedisServer)
+
+S = TypeVar("S", bound=Server)
 
 
 class ServiceStatus(NamedTuple):
@@ -65,27 +68,19 @@ class EmbeddedServices:
 
     def start_postgres(self) -> str:
         """Start PostgreSQL unless it runs, until `down`. Return its SQLAlchemy URL."""
-        with self._locked():
-            self._borrow_file("postgres").unlink(missing_ok=True)
-            return self._start_postgres().url
+        return self._start_to_stay(PostgresServer)
 
     def start_redis(self) -> str:
         """Start Redis unless it runs, until `down`. Return its URL as a Celery broker."""
-        with self._locked():
-            self._borrow_file("redis").unlink(missing_ok=True)
-            return self._start_redis().url
+        return self._start_to_stay(RedisServer)
 
-    @contextmanager
-    def borrow_postgres(self) -> Iterator[Borrowed]:
+    def borrow_postgres(self) -> AbstractContextManager[Borrowed]:
         """Use PostgreSQL in the block; the last borrower stops it unless it was started to stay."""
-        with self._borrowed("postgres", self._start_postgres) as borrowed:
-            yield borrowed
+        return self._borrowed(PostgresServer)
 
-    @contextmanager
-    def borrow_redis(self) -> Iterator[Borrowed]:
+    def borrow_redis(self) -> AbstractContextManager[Borrowed]:
         """Use Redis in the block; the last borrower stops it unless it was started to stay."""
-        with self._borrowed("redis", self._start_redis) as borrowed:
-            yield borrowed
+        return self._borrowed(RedisServer)
 
     def require_postgres(self) -> str:
         """Return the URL of the private Postgres.
@@ -106,87 +101,85 @@ class EmbeddedServices:
         if not self._data_dir.exists():
             return None
         with self._locked():
-            server = PostgresServer(self._directories.find("postgres"), durable=self._durable)
+            server = self._server(PostgresServer)
             if server.running_pid() is None:
                 return None
-            self._borrow_file("postgres").unlink(missing_ok=True)
+            self._borrow_file(server.name).unlink(missing_ok=True)
             return server.url
 
     @property
     def redis_client_url(self) -> str:
         """The URL of the same Redis for redis-py; valid after the start."""
-        return RedisServer(self._directories.find("redis"), durable=self._durable).client_url
+        return self._server(RedisServer).client_url
 
     def status(self) -> list[ServiceStatus]:
         """Return the state of the servers; starts nothing and waits for no lock."""
-        return [_status(server) for server in self._servers()]
+        return [_status(self._server(kind)) for kind in _KINDS]
 
     def down(self) -> list[str]:
         """Stop the servers and keep their data; return the names of those that ran."""
         if not self._data_dir.exists():
             return []
         with self._locked():
-            for server in self._servers():
-                self._borrow_file(server.name).unlink(missing_ok=True)
-            return [server.name for server in self._servers() if server.stop()]
+            for kind in _KINDS:
+                self._borrow_file(kind.name).unlink(missing_ok=True)
+            return [kind.name for kind in _KINDS if self._server(kind).stop()]
 
     def remove(self) -> None:
         """Stop the servers and delete their data in all directories."""
         self.down()
         if self._data_dir.exists():
             with self._locked():
-                self._directories.forget(*(server.name for server in self._servers()))
+                self._directories.forget(*(kind.name for kind in _KINDS))
 
-    def _start_postgres(self) -> Server:
+    def _start(self, kind: type[Server]) -> Server:
         paths = self._directories.prepare(
-            "postgres", socket_name=postgres_server.SOCKET_NAME, not_as_root=True
+            kind.name, socket_name=kind.socket_name, not_as_root=kind.not_as_root
         )
-        return self._started(PostgresServer(paths, durable=self._durable))
-
-    def _start_redis(self) -> Server:
-        paths = self._directories.prepare(
-            "redis", socket_name=redis_server.SOCKET_NAME, not_as_root=False
-        )
-        return self._started(RedisServer(paths, durable=self._durable))
-
-    def _started(self, server: Server) -> Server:
+        server = kind(paths, durable=self._durable)
         server.start(self._timeout_s)
         return server
 
-    @contextmanager
-    def _borrowed(self, name: str, start: Callable[[], Server]) -> Iterator[Borrowed]:
+    def _start_to_stay(self, kind: type[Server]) -> str:
         with self._locked():
-            ran = any(server.name == name and server.running_pid() for server in self._servers())
-            server = start()
-            hold = self._hold(name, make=not ran)
-        try:
-            yield Borrowed(server.url, is_temporary=hold is not None)
-        finally:
-            if hold is not None:
-                with self._locked():
-                    if self._is_last(name, hold):
-                        server.stop()
-                        self._borrow_file(name).unlink()
-                os.close(hold)
+            self._borrow_file(kind.name).unlink(missing_ok=True)
+            return self._start(kind).url
 
-    def _hold(self, name: str, *, make: bool) -> int | None:
+    @contextmanager
+    def _borrowed(self, kind: type[Server]) -> Iterator[Borrowed]:
+        with self._locked():
+            ran = self._server(kind).running_pid() is not None
+            server = self._start(kind)
+            lock = self._lock_as_borrower(kind.name, create=not ran)
+        try:
+            yield Borrowed(server.url, is_temporary=lock is not None)
+        finally:
+            if lock is not None:
+                with self._locked():
+                    if self._is_last(kind.name, lock):
+                        server.stop()
+                        self._borrow_file(kind.name).unlink()
+                os.close(lock)
+
+    def _lock_as_borrower(self, name: str, *, create: bool) -> int | None:
         """Lock the file `NAME.borrowed` as a borrower; None for a server that stays until `down`.
 
         The file of a killed borrower is used again, so that its server stops with us.
         """
+        flags = os.O_RDWR | (os.O_CREAT if create else 0)
         try:
-            hold = os.open(self._borrow_file(name), os.O_RDWR | (os.O_CREAT if make else 0), 0o600)
+            lock = os.open(self._borrow_file(name), flags, 0o600)
         except FileNotFoundError:
             return None
-        fcntl.flock(hold, fcntl.LOCK_SH)
-        return hold
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        return lock
 
-    def _is_last(self, name: str, hold: int) -> bool:
+    def _is_last(self, name: str, lock: int) -> bool:
         """Say whether the server is still only borrowed, and without another borrower."""
         try:
-            if not os.path.samestat(os.fstat(hold), self._borrow_file(name).stat()):
+            if not os.path.samestat(os.fstat(lock), self._borrow_file(name).stat()):
                 return False
-            fcntl.flock(hold, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (FileNotFoundError, BlockingIOError):
             return False
         return True
@@ -194,11 +187,8 @@ class EmbeddedServices:
     def _borrow_file(self, name: str) -> Path:
         return self._data_dir / f"{name}.borrowed"
 
-    def _servers(self) -> tuple[Server, ...]:
-        return (
-            PostgresServer(self._directories.find("postgres"), durable=self._durable),
-            RedisServer(self._directories.find("redis"), durable=self._durable),
-        )
+    def _server(self, kind: type[S]) -> S:
+        return kind(self._directories.find(kind.name), durable=self._durable)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -229,7 +219,7 @@ class EmbeddedServices:
                     raise ServiceUnavailable(
                         f"Another process has been starting services for {self._timeout_s:g} s.",
                         why=f"It holds {self._data_dir / LOCK_NAME}.",
-                        remedy="See what it is with `fuser` on that file; end it and try again.",
+                        remedy="`fuser` on that file names the process; end it and try again.",
                         code="E212",
                     ) from error
             time.sleep(LOCK_POLL_S)

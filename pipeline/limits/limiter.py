@@ -1,4 +1,4 @@
-"""The wait for permission to call a model, in one process: what a worker's model client holds.
+"""The wait of the callers of one process for permission to call a model.
 
 One `Limiter` per process, endpoint and model. One sync asks Redis for all callers of the process;
 each caller then sleeps once, until its slot. Belongs to one event loop. Must not decide which call

@@ -11,12 +11,33 @@ import os
 import socket
 import uuid
 
+from pipeline.limits.lease import Lease
 from pipeline.limits.limiter import Limiter
-from pipeline.limits.run_limiter import RunLimiter
 from pipeline.limits.status import endpoint_key
 from pipeline.limits.store import PREFIX, LimitStore
 
 LEASE_S = 15.0
+
+
+class RunLimiter:
+    """The limiter of an endpoint and model for the calls of one run.
+
+    It has the shape that model clients expect: `CallLimiter` in `workers/llm/call_limits.py`, which
+    has no runs.
+    """
+
+    def __init__(self, limiter: Limiter, *, run: str, weight: float) -> None:
+        self._limiter = limiter
+        self._run = run
+        self._weight = weight
+        self.acquire_at_once = limiter.acquire_at_once
+        self.note_rate_limited = limiter.note_rate_limited
+
+    async def acquire(self, estimated_tokens: int) -> Lease:
+        """Wait until a call of about this size may be made, without a time limit."""
+        return await self._limiter.acquire(
+            run=self._run, weight=self._weight, estimated_tokens=estimated_tokens
+        )
 
 
 class LimiterPool:
@@ -58,7 +79,7 @@ class LimiterPool:
         return self._limiters[key]
 
     def for_run(self, endpoint: str, model: str, *, run: str, weight: float) -> RunLimiter:
-        """Return that limiter in the shape that a model client of one run takes."""
+        """Return that limiter for the calls of one run."""
         return RunLimiter(self.limiter(endpoint, model), run=run, weight=weight)
 
     async def close(self) -> None:

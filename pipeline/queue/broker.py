@@ -9,7 +9,8 @@ from __future__ import annotations
 import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 from urllib.parse import urlsplit, urlunsplit
 
@@ -47,7 +48,7 @@ TRANSPORT_ALIASES.update(
 
 @dataclass(frozen=True)
 class Broker:
-    """A broker's address and peculiarities.
+    """The address of a broker, and its differences from other kinds.
 
     Args:
         url: Address with credentials; never log it, log `place`.
@@ -205,62 +206,44 @@ def broker_of(settings: Settings) -> Broker:
     Raises:
         ConfigError: The URL is missing, or names a broker that is not supported.
     """
-    if settings.broker.url is None:
+    broker = settings.broker
+    if broker.url is None:
         raise ConfigError(
             "No broker is set.",
             remedy="Start local services (rollout up), or set "
             "ROLLOUT_BROKER__URL to a redis://, amqp:// or sqs:// URL.",
         )
-    key = settings.broker.signing_key
-    return replace(
-        _unsigned_broker(settings.broker.url.get_secret_value(), settings),
-        signing_key=key.get_secret_value().encode() if key else None,
-    )
-
-
-def _unsigned_broker(url: str, settings: Settings) -> Broker:
+    url = broker.url.get_secret_value()
     scheme = url.partition(":")[0].lower()
     _require_readable(url)
-    timeout_s, network_s = settings.broker.connect_timeout_s, settings.broker.network_timeout_s
-    tcp_options = Keepalive(network_s).socket_options()
-    prefix = settings.broker.prefix
+    tcp_options = Keepalive(broker.network_timeout_s).socket_options()
+    make = partial(
+        Broker,
+        connect_timeout_s=broker.connect_timeout_s,
+        network_timeout_s=broker.network_timeout_s,
+        signing_key=broker.signing_key.get_secret_value().encode() if broker.signing_key else None,
+    )
     if scheme in ("redis", "rediss", "redis+socket", "unix"):
-        options = {
-            "visibility_timeout": _VISIBILITY_S,
-            "unacked_restore_limit": 1000,
-            "global_keyprefix": prefix,
-            "socket_connect_timeout": timeout_s,
-            # Kombu reads a blocking pop when data is there, so its wait is not cut short.
-            "socket_timeout": network_s,
-            "health_check_interval": max(1, int(network_s / 2)),
-            "max_connections": 100,
-        }
+        options = _redis_options(broker)
         if scheme in ("redis", "rediss"):
             options |= {"socket_keepalive": True, "socket_keepalive_options": tcp_options}
-        tls = _redis_tls(url, settings.broker) if scheme == "rediss" else None
-        return Broker(
-            url,
-            "redis",
-            options,
-            connect_timeout_s=timeout_s,
-            network_timeout_s=network_s,
-            tls=tls,
-        )
+        tls = _redis_tls(url, broker) if scheme == "rediss" else None
+        return make(url, "redis", options, tls=tls)
     if scheme in ("amqp", "amqps", "pyamqp"):
-        return Broker(
+        return make(
             url,
             "amqp",
-            {"socket_settings": tcp_options, "write_timeout": network_s},
+            {"socket_settings": tcp_options, "write_timeout": broker.network_timeout_s},
             # Quorum queues keep their messages when a node is lost, and RabbitMQ recommends them.
             queue_arguments={"x-queue-type": "quorum"},
-            prefix=prefix,
-            connect_timeout_s=timeout_s,
-            network_timeout_s=network_s,
-            tls=_amqp_tls(url, settings.broker) if scheme == "amqps" else None,
+            prefix=broker.prefix,
+            tls=_amqp_tls(url, broker) if scheme == "amqps" else None,
             most_bytes=_AMQP_BYTES - _ENVELOPE_BYTES,
         )
     if scheme == "sqs":
-        return _sqs_broker(url, settings)
+        url, options = _sqs_options(url, settings)
+        # Base64 encodes the body, and then the message around the body.
+        return make(url, "sqs", options, most_bytes=(_SQS_BYTES - _ENVELOPE_BYTES) * 9 // 16)
     raise ConfigError(
         f"The broker URL begins with {scheme}://.",
         remedy="Supported: redis://, rediss://, redis+socket://, amqp://, amqps://, sqs://.",
@@ -279,6 +262,19 @@ def _require_readable(url: str) -> None:
         ) from None
 
 
+def _redis_options(settings: BrokerSettings) -> dict[str, Any]:
+    return {
+        "visibility_timeout": _VISIBILITY_S,
+        "unacked_restore_limit": 1000,
+        "global_keyprefix": settings.prefix,
+        "socket_connect_timeout": settings.connect_timeout_s,
+        # Kombu reads a blocking pop when data is there, so its wait is not cut short.
+        "socket_timeout": settings.network_timeout_s,
+        "health_check_interval": max(1, int(settings.network_timeout_s / 2)),
+        "max_connections": 100,
+    }
+
+
 def _redis_tls(url: str, settings: BrokerSettings) -> dict[str, Any] | None:
     if "ssl_" in urlsplit(url).query:
         return None
@@ -292,7 +288,8 @@ def _amqp_tls(url: str, settings: BrokerSettings) -> dict[str, Any]:
     return options | settings.tls_files(ca="ca_certs", cert="certfile", key="keyfile")
 
 
-def _sqs_broker(url: str, settings: Settings) -> Broker:
+def _sqs_options(url: str, settings: Settings) -> tuple[str, dict[str, Any]]:
+    """Return the URL and the transport options for SQS."""
     aws = settings.aws
     options: dict[str, Any] = {
         "region": aws.region,
@@ -314,12 +311,4 @@ def _sqs_broker(url: str, settings: Settings) -> Broker:
         host = server.netloc.rpartition("@")[2]
         url = urlunsplit(parts._replace(netloc=credentials + at + host))
         options["is_secure"] = server.scheme == "https"
-    return Broker(
-        url,
-        "sqs",
-        options,
-        connect_timeout_s=settings.broker.connect_timeout_s,
-        network_timeout_s=settings.broker.network_timeout_s,
-        # Base64 encodes the body, and then the message around the body.
-        most_bytes=(_SQS_BYTES - _ENVELOPE_BYTES) * 9 // 16,
-    )
+    return url, options

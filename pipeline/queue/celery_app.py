@@ -46,7 +46,7 @@ def make_celery_app(
         task_default_routing_key=broker.prefix + queues[0],
         task_create_missing_queues=True,
         worker_prefetch_multiplier=1,
-        # A prefetched message is out of reach for idle workers. On SQS `ReserveFreePlaces` does it.
+        # Idle workers cannot take a prefetched message. On SQS `ReserveFreePlaces` limits prefetch.
         worker_disable_prefetch=broker.kind == "redis",
         worker_disable_rate_limits=True,
         worker_send_task_events=True,

@@ -81,41 +81,51 @@ def load_body(uri: str, digest: str | None, store: PayloadStore) -> bytes:
         ServiceUnavailable: The store does not answer.
     """
     try:
-        frame = store.get(uri)
-        completions = decode_completions(frame)[0] if frame is not None else None
+        completions, _ = decode_completions(load_object(uri, None, store))
     except MalformedMessage as error:
         raise _damaged(uri, str(error)) from error
-    if completions is None:
-        raise _gone(uri)
     if not completions:
         raise _damaged(uri, "Its object holds no completion that can be decoded.")
     return require_digest(completions[0].body, digest, of=uri)
 
 
-def load_tokens(uri: str, digest: str | None, store: PayloadStore) -> bytes:
-    """Return the token body behind a claim check.
+def load_object(
+    uri: str, digest: str | None, store: PayloadStore, *, noun: str = "trajectory"
+) -> bytes:
+    """Return a whole object, such as a token body or a frame of a journal.
+
+    Args:
+        uri: The object.
+        digest: The object's digest; None: it is not known and not checked.
+        store: The payload store.
+        noun: The noun for the content, for errors.
 
     Raises:
-        UnreadableBody: The object is gone or damaged, or holds another token body.
+        UnreadableBody: The object is gone or damaged, or holds other bytes.
         ServiceUnavailable: The store does not answer.
     """
     try:
-        tokens = store.get(uri)
+        data = store.get(uri)
     except MalformedMessage as error:
-        raise _damaged(uri, str(error)) from error
-    if tokens is None:
-        raise _gone(uri)
-    return require_digest(tokens, digest, of=uri)
+        raise _damaged(uri, str(error), noun) from error
+    if data is None:
+        raise UnreadableBody(
+            f"The {noun} at {uri} is gone.",
+            why="Its object was deleted, or this process looks in another payload store.",
+            remedy="Check ROLLOUT_PAYLOADS__URL.",
+            code=E_BODY_GONE,
+        )
+    return require_digest(data, digest, of=uri, noun=noun)
 
 
-def require_digest(body: bytes, digest: str | None, *, of: str) -> bytes:
+def require_digest(body: bytes, digest: str | None, *, of: str, noun: str = "trajectory") -> bytes:
     """Return a body that has this digest; None: the digest is not known.
 
     Raises:
         UnreadableBody: The body has another digest.
     """
     if digest is not None and digest_of(body) != digest:
-        raise _damaged(of, f"Its digest is {digest_of(body)}, and {digest} was accepted.")
+        raise _damaged(of, f"Its digest is {digest_of(body)}, and {digest} was accepted.", noun)
     return body
 
 
@@ -143,16 +153,7 @@ def find_outcomes(run_id: UUID, label: str, store: PayloadStore) -> Iterator[Com
             log.warning("The object %s holds no outcome: %s", uri, error)
 
 
-def _gone(uri: str) -> UnreadableBody:
+def _damaged(of: str, why: str, noun: str = "trajectory") -> UnreadableBody:
     return UnreadableBody(
-        f"The trajectory at {uri} is gone.",
-        why="Its object was deleted, or this process looks in another payload store.",
-        remedy="Check ROLLOUT_PAYLOADS__URL.",
-        code=E_BODY_GONE,
-    )
-
-
-def _damaged(of: str, why: str) -> UnreadableBody:
-    return UnreadableBody(
-        f"The trajectory {of} is not the one that was accepted.", why=why, code=E_BODY_DAMAGED
+        f"The {noun} {of} is not the one that was accepted.", why=why, code=E_BODY_DAMAGED
     )

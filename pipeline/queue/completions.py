@@ -8,11 +8,11 @@ in both. Must not: decide anything, or use the store.
 from __future__ import annotations
 
 import errno
-import socket
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from kombu import Connection, Consumer, Message, Producer, Queue
@@ -36,6 +36,8 @@ from pipeline.queue.signing import COMPLETION, HEARTBEAT, JOURNAL, MARKER, Forge
 _CONTENT_TYPE = "application/x-rollout-completions"
 _JOURNAL_TYPE = "application/x-rollout-journal"
 _MARKER_TYPE = "application/x-rollout-marker"
+#: Messages that travel in the queue of another kind say by their content type what they are.
+_PURPOSES: dict[Any, bytes] = {_JOURNAL_TYPE: JOURNAL, _MARKER_TYPE: MARKER}
 
 #: Redis: unacknowledged messages of this consumer are kept apart from those of workers.
 _UNACKED_KEY = "rollout.unacked"
@@ -45,7 +47,7 @@ _PREFETCH = 64
 _CLOSE_TIMEOUT_S = 1.0
 
 
-class _Connected:
+class _Reconnecting:
     """A connection that is closed when the broker fails, and made again at the next use."""
 
     def __init__(self, broker: Broker) -> None:
@@ -68,7 +70,7 @@ class FrameTooLong(Exception):
     """Completions that do not fit into one message of the broker together."""
 
 
-class OutcomePublisher(_Connected):
+class OutcomePublisher(_Reconnecting):
     """A connection over which a worker sends completions and heartbeats."""
 
     _producer: Producer | None = None
@@ -177,17 +179,13 @@ class Delivery:
             message.ack()
 
 
-class OutcomeConsumer(_Connected):
+class OutcomeConsumer(_Reconnecting):
     """Reads completions and heartbeats; connects and reconnects by itself."""
 
     def __init__(self, broker: Broker) -> None:
         super().__init__(broker)
         self._delivery = Delivery()
         self._channel: Any = None
-        self._takers = (
-            (COMPLETION_QUEUE, self._on_completions),
-            (HEARTBEAT_QUEUE, self._on_heartbeat),
-        )
         self._queues: list[tuple[Queue, Callable[[Message], None]]] = []
         #: Whether the last delivery left messages in the queues.
         self._is_behind = False
@@ -263,17 +261,11 @@ class OutcomeConsumer(_Connected):
         self._channel = channel = connection.channel()
         self.restore_unacknowledged()
         self._queues = [
-            (self._broker.queue(name).bind(self._channel), take) for name, take in self._takers
+            (self._broker.queue(name).bind(self._channel), partial(self._take, purpose))
+            for name, purpose in ((COMPLETION_QUEUE, COMPLETION), (HEARTBEAT_QUEUE, HEARTBEAT))
         ]
         for queue, take in self._queues:
-            consumer = Consumer(
-                channel,
-                [queue],
-                on_message=take,
-                accept=None,
-                prefetch_count=_PREFETCH,
-            )
-            consumer.consume()
+            Consumer(channel, [queue], on_message=take, prefetch_count=_PREFETCH).consume()
 
     def _linger(self, most: int, linger_s: float) -> None:
         until = time.monotonic() + linger_s
@@ -294,7 +286,7 @@ class OutcomeConsumer(_Connected):
         waiting = deque(self._queues)
         while waiting and self._has_room(most):
             queue, take = waiting.popleft()
-            if (message := queue.get(accept=None)) is not None:
+            if (message := queue.get()) is not None:
                 take(message)
                 waiting.append((queue, take))
         self._is_behind = not self._has_room(most)
@@ -311,48 +303,37 @@ class OutcomeConsumer(_Connected):
         try:
             self._connection.drain_events(timeout=timeout_s)
             return True
-        except (TimeoutError, socket.timeout) as error:  # noqa: UP041 (kombu raises a subclass)
+        except TimeoutError as error:
             if error.errno == errno.ETIMEDOUT:
                 raise  # the connection timed out, not this wait
             return False
 
-    def _on_completions(self, message: Message) -> None:
-        self._take(message, "completion", self._decode_completions)
-
-    def _on_heartbeat(self, message: Message) -> None:
-        self._take(message, "heartbeat", self._decode_heartbeat)
-
-    def _take(self, message: Message, kind: str, decode: Callable[[bytes], None]) -> None:
+    def _take(self, purpose: bytes, message: Message) -> None:
+        """Add a message to the delivery; `purpose` is that of most messages of its queue."""
         self._delivery.messages.append(message)
-        if message.content_type == _MARKER_TYPE:
-            kind, decode = "marker", self._decode_marker
-        elif message.content_type == _JOURNAL_TYPE:
-            kind, decode = "journal", self._decode_journal
+        purpose = _PURPOSES.get(message.content_type, purpose)
         body = message.body
         raw = body.encode() if isinstance(body, str) else bytes(body or b"")
         try:
-            decode(raw)
+            self._decode(purpose, self._broker.signer.open(raw, purpose))
         except Forged as error:
             # Dead letters of this kind cannot be requeued, so no operator lets a forged one in.
             self._delivery.malformed.append(("forged", str(error), raw))
         except MalformedMessage as error:
-            self._delivery.malformed.append((kind, str(error), raw))
+            self._delivery.malformed.append((purpose.decode(), str(error), raw))
 
-    def _decode_completions(self, raw: bytes) -> None:
-        good, bad = decode_completions(self._broker.signer.open(raw, COMPLETION))
-        self._delivery.completions.extend(good)
-        self._delivery.malformed.extend(("completion", item.reason, item.raw) for item in bad)
-
-    def _decode_journal(self, raw: bytes) -> None:
-        self._delivery.journal.extend(decode_frames(self._broker.signer.open(raw, JOURNAL)))
-
-    def _decode_heartbeat(self, raw: bytes) -> None:
-        self._delivery.heartbeats.append(
-            parse_message(Heartbeat, self._broker.signer.open(raw, HEARTBEAT))
-        )
-
-    def _decode_marker(self, raw: bytes) -> None:
-        self._delivery.markers.append(parse_message(Marker, self._broker.signer.open(raw, MARKER)))
+    def _decode(self, purpose: bytes, data: bytes) -> None:
+        delivery = self._delivery
+        if purpose == COMPLETION:
+            good, bad = decode_completions(data)
+            delivery.completions += good
+            delivery.malformed += [("completion", item.reason, item.raw) for item in bad]
+        elif purpose == JOURNAL:
+            delivery.journal += decode_frames(data)
+        elif purpose == HEARTBEAT:
+            delivery.heartbeats.append(parse_message(Heartbeat, data))
+        else:
+            delivery.markers.append(parse_message(Marker, data))
 
 
 def limit_closing(connection: Connection, timeout_s: float) -> None:

@@ -1,7 +1,7 @@
 """Tells the errors of the broker's drivers (kombu, amqp, redis, botocore) from all others.
 
 Used by `Broker.driver_errors`, the one place that turns them into `QueueUnavailable`, and by
-publishers, to tell a message that is too long from a broker that is away. Must not: import the
+publishers, to tell a message that is too long from an unavailable broker. Must not: import the
 drivers, because a process loads only the driver of its broker.
 """
 

@@ -8,41 +8,30 @@ it. Must not: know the trajectory store.
 from __future__ import annotations
 
 import base64
-import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 from uuid import UUID
 
-import orjson
-
-from pipeline.contract.errors import MalformedMessage, UnreadableBody
+from pipeline.contract.errors import MalformedMessage
 from pipeline.contract.journal import RecordedCall, read_calls
 from pipeline.contract.messages import JournalFrame, RolloutRequest, parse_message
 from pipeline.contract.trajectory import digest_of
-from pipeline.queue.broker import broker_of
-from pipeline.queue.claim_checks import E_BODY_DAMAGED, E_BODY_GONE
+from pipeline.queue.claim_checks import load_object
+from pipeline.queue.frames import pack_frame, unpack_frame
 from pipeline.queue.payloads import PayloadStore
-from pipeline.settings import Settings
 
 _MAGIC = b"RPJ1"
-_HEAD = struct.Struct(">4sI")
 
-#: Longer journals go through the payload store.
-_INLINE_BYTES = 32 * 1024
+#: Journals up to this size travel inside requests, where the broker takes large messages.
+INLINE_JOURNAL_BYTES = 32 * 1024
 #: Upper bound of a frame's header.
 _HEADER_BYTES = 700
 
 
 def encode_frames(frames: Sequence[JournalFrame]) -> bytes:
-    """Pack frames: their headers as JSON in front, their bodies behind."""
-    index = orjson.dumps(
-        {
-            "headers": [frame.model_dump_json() for frame in frames],
-            "sizes": [len(frame.body) for frame in frames],
-        }
-    )
-    bodies = b"".join(frame.body for frame in frames)
-    return _HEAD.pack(_MAGIC, len(index)) + index + bodies
+    """Pack frames of journals into one frame of bytes."""
+    headers = [frame.model_dump_json() for frame in frames]
+    return pack_frame(_MAGIC, headers, [frame.body for frame in frames])
 
 
 def decode_frames(data: bytes) -> list[JournalFrame]:
@@ -52,21 +41,9 @@ def decode_frames(data: bytes) -> list[JournalFrame]:
         MalformedMessage: The bytes are something else, or of a later version.
     """
     frames: list[JournalFrame] = []
-    try:
-        magic, size = _HEAD.unpack_from(data)
-        if magic != _MAGIC:
-            raise ValueError("they do not begin with their magic")
-        offset = _HEAD.size + size
-        index = orjson.loads(data[_HEAD.size : offset])
-        for header, length in zip(index["headers"], index["sizes"], strict=True):
-            body = data[offset : offset + length]
-            if length < 0 or len(body) != length:
-                raise ValueError("their length is not that of their index")
-            offset += length
-            frame = parse_message(JournalFrame, header)
-            frames.append(frame.model_copy(update={"body": body}) if body else frame)
-    except (struct.error, ValueError, KeyError, TypeError) as error:
-        raise MalformedMessage("Journal frames could not be decoded.", why=str(error)) from error
+    for header, body, _ in unpack_frame(_MAGIC, data, kind="journal"):
+        frame = parse_message(JournalFrame, header)
+        frames.append(frame.model_copy(update={"body": body}) if body else frame)
     return frames
 
 
@@ -88,11 +65,6 @@ def check_out_frame(frame: JournalFrame, store: PayloadStore) -> JournalFrame:
             "body_digest": digest,
         }
     )
-
-
-def inline_bytes_of(settings: Settings) -> int:
-    """Return the size up to which a journal travels inside a request."""
-    return broker_of(settings).inline_bytes(_INLINE_BYTES)
 
 
 def travels_inline(n_frames: int, n_bytes: int, *, inline_bytes: int) -> bool:
@@ -148,7 +120,7 @@ def read_journal(request: RolloutRequest, store: PayloadStore) -> ReadJournal:
         except ValueError as error:
             raise MalformedMessage("A journal is no base64.", why=str(error)) from error
     else:
-        data = _fetch(request.journal_uri, request.journal_digest, store)
+        data = load_object(request.journal_uri, request.journal_digest, store, noun="journal")
     frames = sorted(decode_frames(data), key=lambda frame: (frame.attempt_no, frame.first))
     calls = read_calls(body_of_frame(frame, store) for frame in frames)
     return ReadJournal(calls, sum(frame.body_bytes for frame in frames))
@@ -163,22 +135,4 @@ def body_of_frame(frame: JournalFrame, store: PayloadStore) -> bytes:
     """
     if frame.body_uri is None:
         return frame.body
-    return _fetch(frame.body_uri, frame.body_digest, store)
-
-
-def _fetch(uri: str, digest: str | None, store: PayloadStore) -> bytes:
-    data = store.get(uri)
-    if data is None:
-        raise UnreadableBody(
-            f"The journal at {uri} is gone.",
-            why="Its object was deleted, or this process looks in another payload store.",
-            remedy="Check ROLLOUT_PAYLOADS__URL.",
-            code=E_BODY_GONE,
-        )
-    if digest is not None and digest_of(data) != digest:
-        raise UnreadableBody(
-            f"The journal at {uri} is damaged.",
-            why=f"Its digest is {digest_of(data)}, not {digest}.",
-            code=E_BODY_DAMAGED,
-        )
-    return data
+    return load_object(frame.body_uri, frame.body_digest, store, noun="journal")

@@ -1,7 +1,8 @@
 """The payload store, for bodies that do not travel in messages: a folder, or S3.
 
 Workers write an object before they send its URI; trainers, the reconciler and the command line read
-it. An object holds a whole frame, so the outcome of a lost message can be recovered from it.
+it. An object holds a whole frame, so the outcome of a lost message can be recovered from it. Must
+not: know the trajectory store.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Kombu's transport for Redis, with less work for each message.
 
-`broker.py` names it for every connection to Redis. A worker's Celery thread spent a tenth of its
-time on what is left out here (docs/performance.md). Must not: know messages of the pipeline, or
-change when a message counts as received or acknowledged.
+`broker.py` names it for every connection to Redis. The work that is left out here would take a
+tenth of the time of a worker's Celery thread (docs/performance.md). Must not: know messages of the
+pipeline, or change when a message counts as received or acknowledged.
 """
 
 from __future__ import annotations

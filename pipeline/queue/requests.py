@@ -103,7 +103,7 @@ class RequestPublisher:
     def announce_policies(self, policies: Sequence[Policy]) -> None:
         """Tell the workers which policies are published.
 
-        Best effort: it is said again, and each new request carries its run's policy.
+        Best effort: the announcer repeats it, and each new request carries its run's policy.
         """
         if not policies:
             return

@@ -1,4 +1,4 @@
-"""Kombu's transport for SQS with what the pipeline needs beyond it.
+"""Kombu's transport for SQS, with batches of messages, free places and expiry.
 
 `broker.py` names it for every connection to SQS. Messages are published ten per call, several calls
 at once. A worker receives no more than it has free places, and nothing that is older than the
@@ -119,7 +119,7 @@ class Channel(SQS.Channel):
     free_places: Callable[[], int] | None = None
     hub: Any  #: the event loop of a Celery worker, None elsewhere
     supports_batch_publish = True
-    #: What is asked of SQS with each message.
+    #: Attributes that SQS returns with each message.
     fetch_message_attributes: ClassVar[Any] = {
         "MessageSystemAttributeNames": [_SENT, _FIRST_RECEIVED],
         "MessageAttributeNames": [EXPIRES_S],

@@ -1,4 +1,4 @@
-"""How TCP notices that a host has vanished: the options of a socket for a network timeout.
+"""Options of TCP sockets by which a process notices within a timeout that a host has vanished.
 
 The adapters for Postgres and the broker use it, so that all connections follow one rule. Must not:
 open a connection.

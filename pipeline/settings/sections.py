@@ -47,7 +47,7 @@ SecretUrls = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_split)]
 
 
 class DispatchSettings(Section):
-    """How rollouts are dispatched to the broker."""
+    """The dispatch of rollouts to the broker."""
 
     max_in_flight: int = Field(
         default=2000, ge=1, description="Most attempts on the broker and in workers together."
@@ -68,7 +68,7 @@ class DispatchSettings(Section):
 
 
 class LeaseSettings(Section):
-    """How a lost worker is detected."""
+    """The detection of lost workers."""
 
     heartbeat_s: float = Field(
         default=5.0, gt=0, description="Time between two heartbeats of a worker."
@@ -90,7 +90,7 @@ class LeaseSettings(Section):
 
 
 class CollectorSettings(Section):
-    """How completions are recorded."""
+    """The recording of completions."""
 
     batch_size: int = Field(
         default=256, ge=1, description="Completions committed in one transaction."

@@ -19,7 +19,7 @@ class Section(BaseModel):
 
 
 class DatabaseSettings(Section):
-    """Where the trajectory store is."""
+    """The PostgreSQL server of the trajectory store."""
 
     url: SecretStr | None = Field(
         default=None, description="PostgreSQL URL; None: a private server under the data directory."
@@ -34,7 +34,7 @@ class DatabaseSettings(Section):
 
 
 class BrokerSettings(Section):
-    """Where messages travel."""
+    """The broker of requests, completions and heartbeats."""
 
     url: SecretStr | None = Field(
         default=None,
@@ -93,7 +93,7 @@ class AwsSettings(Section):
 
 
 class PayloadSettings(Section):
-    """Where trajectories travel from worker to collector."""
+    """The transport of trajectories from worker to collector."""
 
     mode: Literal["inline", "object"] = Field(
         default="inline",

@@ -1,6 +1,7 @@
-"""The check that every group and every rollout of a run is in exactly one place.
+"""The accounting of a run: its groups by state, and the check that its rows agree.
 
-Used by `rollout status` and `rollout db check`, and by tests after every scenario. Reads only.
+`rollout status` shows the groups. `rollout db check` checks the rows, and tests do so after every
+scenario. Reads only.
 """
 
 from __future__ import annotations

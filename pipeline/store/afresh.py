@@ -14,9 +14,10 @@ from sqlalchemy import Connection, text
 
 from pipeline.contract.rollout import RunState, afresh_group_id_of, afresh_rollout_id_of
 from pipeline.store.engine import WORK_CHANNEL, notify
+from pipeline.store.prompts import new_group_values
 from pipeline.store.runs import Run, lock_run
 
-# Nobody knows the new rows, so their locks may come in any order.
+# No other transaction knows the new rows, so they may be locked in any order.
 _ENQUEUE = text("""
 WITH given AS (
     SELECT id, prompt_id, next_group_no + CAST(number AS integer) - 1 AS group_no, before_no
@@ -62,15 +63,12 @@ def enqueue_afresh(connection: Connection, run: Run, dropped: Sequence[DroppedGr
     indexes = range(run.config.rollouts_per_prompt)
     connection.execute(
         _ENQUEUE,
-        {
+        new_group_values(run)
+        | {
             "run_id": run.run_id,
             "ids": ids,
             "prompts": [group.prompt_id for group in dropped],
             "before": [group.group_no for group in dropped],
-            "n": run.config.n,
-            "n_rollouts": run.config.rollouts_per_prompt,
-            "n_min": run.config.usable_min,
-            "priority": run.config.priority,
             "rollouts": [afresh_rollout_id_of(each, i) for each in ids for i in indexes],
             "groups": [each for each in ids for _ in indexes],
             "indexes": [i for _ in ids for i in indexes],

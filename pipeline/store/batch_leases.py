@@ -22,7 +22,7 @@ from pipeline.store.unfit_groups import HAS_VARIANCE, IS_FRESH, IS_LARGE_ENOUGH,
 
 E_TAKEN_OVER = "E133"
 
-#: Groups of which a batch by tokens is made first; more are looked at if they are too few.
+#: Groups that a batch by tokens selects from first; four times as many if their tokens are too few.
 _FIRST_GROUPS = 64
 
 
@@ -117,7 +117,7 @@ WITH known AS (
     INSERT INTO events (run_id, entity, entity_id, from_state, to_state)
     SELECT run_id, 'group', group_id, 'ready', 'leased' FROM leased
 ), renewed AS (
-    -- A trainer that pulls lives: its earlier steps stay its own, also if it rarely commits.
+    -- A pull renews the earlier steps of its consumer, so that a trainer may commit rarely.
     UPDATE train_batches SET lease_until = now() + make_interval(secs => :lease_s)
     WHERE batch_id IN (SELECT batch_id FROM train_batches
                        WHERE run_id = :run_id AND consumer = :consumer AND state = 'leased'
@@ -133,8 +133,8 @@ _BY_GROUPS = {
     FROM picked""",
     "is_enough": "n >= :least",
 }
-# If all picked groups are too few, more may be ready: the rest of a run is only known to be the
-# rest if there are fewer than could be picked.
+# More groups may be ready than were picked. So a batch with too few tokens counts as the rest of a
+# run only if fewer groups were picked than the limit.
 _BY_TOKENS = {
     "placed": """SELECT * FROM (
         SELECT group_id, row_number() OVER in_order AS position, tokens,
@@ -277,8 +277,8 @@ WHERE batch_id = :batch_id AND state = 'leased' AND manifest_digest = :manifest
 def hand_out_batch(connection: Connection, batch: LeasedBatch) -> bool:
     """Fix the groups of a batch before a trainer gets it; return whether they are still the same.
 
-    Several processes of one consumer may pull a step at the same time: from now on all get these
-    groups.
+    Several processes of one consumer may pull a step at the same time. After this call all of them
+    get these groups.
     """
     values = {"batch_id": batch.batch_id, "manifest": batch.manifest}
     return connection.execute(_HAND_OUT, values).rowcount == 1

@@ -1,7 +1,8 @@
 """The URL and the options of a connection to the database.
 
-`engine.py` uses it for every connection: several hosts, secrets in the query, and timeouts, so that
-both sides notice a host that vanished. Must not: connect, or show a password in an error.
+`engine.py` uses this module for every connection: several hosts, secrets in the query, and
+timeouts, so that both sides notice a host that vanished. Must not: connect, or show a password in
+an error.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _SEVERAL_HOSTS = re.compile(
 
 
 def read_url(url: str) -> tuple[URL, dict[str, str]]:
-    """Return a URL, and apart from it the secrets of its query: an engine's `repr` shows a query.
+    """Return a URL and, apart from it, the secrets of its query: an engine's `repr` shows the URL.
 
     Raises:
         ConfigError: The URL cannot be read.
@@ -60,8 +61,8 @@ def network_options(url: URL, keepalive: Keepalive) -> dict[str, str | int]:
 def bound_session(keepalive: Keepalive) -> Callable[[Any, Any], None]:
     """Return a listener of new connections: their server notices soon that our host vanished.
 
-    Else a vanished session would hold its locks for hours. This is a statement after connecting,
-    because pgbouncer refuses these parameters at connection.
+    Otherwise the session of a vanished host would hold its locks for hours. The parameters are set
+    by a statement, because pgbouncer refuses them when a client connects.
     """
     values = {
         "tcp_keepalives_idle": keepalive.idle_s,

@@ -1,7 +1,8 @@
 """Dead letters: messages and rollouts that could not be handled, kept with their reason.
 
-Written by the collector; poison rollouts are added with their outcome. Read, redriven and dropped
-by the command line. Must not: decode messages.
+The collector adds messages here; `outcome_rows.py` adds poison rollouts and `dropped_groups.py`
+unreadable groups. The command line reads, redrives and drops dead letters. Must not: decode
+messages.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ from uuid import UUID
 from sqlalchemy import Connection, text
 
 from pipeline.contract.errors import NotFound
-from pipeline.contract.messages import Completion, JournalFrame, storable
+from pipeline.contract.messages import AttemptRef, Completion, JournalFrame, storable
 
 _ADD = text("""
 INSERT INTO dead_letters (kind, run_id, rollout_id, label, reason, body)
 VALUES (:kind, :run_id, :rollout_id, :label, :reason, :body)
 """)
 
-#: A larger message is cut to this size; the reason matters more than the bytes.
-MAX_KEPT_BYTES = 1024 * 1024
+#: The size to which larger messages are cut: the reason matters more than the bytes.
+_MOST_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,31 +45,33 @@ class DeadLetter:
 def add_malformed(connection: Connection, malformed: Sequence[tuple[str, str, bytes]]) -> None:
     """Keep messages that could not be decoded: (kind, reason, raw bytes) each."""
     for kind, reason, raw in malformed:
-        values = {"kind": kind, "reason": storable(reason), "body": raw[:MAX_KEPT_BYTES]}
-        connection.execute(_ADD, values | {"run_id": None, "rollout_id": None, "label": None})
+        _add(connection, kind, storable(reason), raw)
 
 
 def add_unknown(connection: Connection, completions: Sequence[tuple[Completion, bytes]]) -> None:
     """Keep completions of attempts that this store never dispatched, each with its bytes."""
     for completion, raw in completions:
-        connection.execute(
-            _ADD,
-            {
-                "kind": "completion",
-                "run_id": completion.run_id,
-                "rollout_id": completion.rollout_id,
-                "label": storable(completion.label),
-                "reason": f"Attempt {completion.attempt_no} of it was never dispatched here.",
-                "body": raw[:MAX_KEPT_BYTES],
-            },
-        )
+        reason = f"Attempt {completion.attempt_no} of it was never dispatched here."
+        _add(connection, "completion", reason, raw, about=completion)
 
 
 def add_late_frame(connection: Connection, frame: JournalFrame, reason: str, raw: bytes) -> None:
     """Keep calls of a remote attempt that came after its outcome."""
-    about = {"kind": "journal", "run_id": frame.run_id, "rollout_id": frame.rollout_id}
-    kept = {"label": storable(frame.label), "reason": reason, "body": raw[:MAX_KEPT_BYTES]}
-    connection.execute(_ADD, about | kept)
+    _add(connection, "journal", reason, raw, about=frame)
+
+
+def _add(
+    connection: Connection, kind: str, reason: str, raw: bytes, *, about: AttemptRef | None = None
+) -> None:
+    values = {
+        "kind": kind,
+        "run_id": about and about.run_id,
+        "rollout_id": about and about.rollout_id,
+        "label": about and storable(about.label),
+        "reason": reason,
+        "body": raw[:_MOST_BYTES],
+    }
+    connection.execute(_ADD, values)
 
 
 _SELECT = """
@@ -112,9 +115,9 @@ def list_dead_letters(
     Args:
         connection: An open transaction.
         kind: `rollout`, `group`, `completion`, `heartbeat`, `journal`, …; None: all.
-        run_id: Of one run only.
-        redriven: Also those that were requeued already.
-        limit: At most so many.
+        run_id: Only dead letters of this run; None: all.
+        redriven: Also dead letters that were requeued already.
+        limit: Upper bound.
     """
     values = {"kind": kind, "run_id": run_id, "redriven": redriven, "limit": limit}
     return [DeadLetter(*row) for row in connection.execute(_LIST, values)]

@@ -17,7 +17,7 @@ from pipeline.contract.errors import NotAllowed
 from pipeline.contract.messages import storable
 from pipeline.contract.rollout import DropReason, GroupState
 from pipeline.store.engine import READY_CHANNEL, notify
-from pipeline.store.groups import close_groups
+from pipeline.store.groups import close_groups, reopen_groups
 
 _LOCK_UNREAD = text("""
 SELECT batch_id FROM train_batches
@@ -79,7 +79,7 @@ def drop_unreadable(
     return True
 
 
-class GroupPlace(NamedTuple):
+class GroupHolder(NamedTuple):
     """A group's state, and the step that holds it if it is leased."""
 
     state: GroupState
@@ -87,7 +87,7 @@ class GroupPlace(NamedTuple):
     step: int | None
 
 
-_PLACE = text("""
+_HOLDER = text("""
 SELECT g.state, b.consumer, b.trainer_step, b.batch_id FROM groups g
 LEFT JOIN (train_batch_groups m JOIN train_batches b ON b.batch_id = m.batch_id
            AND b.state = 'leased') ON m.group_id = g.group_id AND g.state = 'leased'
@@ -112,7 +112,7 @@ WITH dropped AS (
 SELECT count(*) FROM dropped
 """)
 
-# The rest of the batch is what a replay gives from now on.
+# From now on a replay returns the rest of the batch.
 _REST = text("""
 UPDATE train_batches b SET
     state = CASE WHEN m.digest IS NULL THEN 'abandoned' ELSE b.state END,
@@ -124,19 +124,19 @@ WHERE b.batch_id = :batch_id AND b.state = 'leased'
 """)
 
 
-def find_place(connection: Connection, group_id: UUID) -> GroupPlace:
+def find_holder(connection: Connection, group_id: UUID) -> GroupHolder:
     """Return a group's state and holder."""
-    row = connection.execute(_PLACE, {"group_id": group_id}).one()
-    return GroupPlace(GroupState(row.state), row.consumer, row.trainer_step)
+    row = connection.execute(_HOLDER, {"group_id": group_id}).one()
+    return GroupHolder(GroupState(row.state), row.consumer, row.trainer_step)
 
 
 def drop_group(connection: Connection, group_id: UUID) -> None:
     """Drop a group that is ready or leased; a leased one leaves its batch.
 
     Raises:
-        NotAllowed: It is open, consumed or dropped, or changed at this moment.
+        NotAllowed: The group is open, consumed or dropped, or has just changed.
     """
-    row = connection.execute(_PLACE, {"group_id": group_id}).one()
+    row = connection.execute(_HOLDER, {"group_id": group_id}).one()
     if row.state not in (GroupState.READY, GroupState.LEASED):
         raise NotAllowed(f"The group is {row.state}.", remedy=_REMEDIES[GroupState(row.state)])
     if row.batch_id is not None:
@@ -156,27 +156,16 @@ def drop_group(connection: Connection, group_id: UUID) -> None:
 
 _REMEDIES = {
     GroupState.OPEN: "Its rollouts are not done; to end a whole run: rollout cancel",
-    GroupState.CONSUMED: "It was trained; nothing can be dropped any more.",
-    GroupState.DROPPED: "There is nothing to drop.",
+    GroupState.CONSUMED: "The group was trained, so dropping it has no effect.",
+    GroupState.DROPPED: "A dropped group stays dropped.",
 }
 
-_REOPEN = text("""
-WITH reopened AS (
-    UPDATE groups SET state = 'open', ready_at = NULL, drop_reason = NULL, reward_mean = NULL,
-        reward_std = NULL
-    WHERE group_id = :group_id AND state = 'dropped' AND drop_reason = 'unreadable'
-    RETURNING run_id, group_id
-), noted AS (
-    INSERT INTO events (run_id, entity, entity_id, from_state, to_state, reason)
-    SELECT run_id, 'group', group_id, 'dropped', 'open', 'requeued' FROM reopened
-)
-SELECT count(*) FROM reopened
-""")
+_IS_UNREADABLE = "g.state = 'dropped' AND g.drop_reason = 'unreadable'"
 
 
 def restore_group(connection: Connection, group_id: UUID) -> bool:
     """Make a group ready again that was unreadable; return whether it was such a group."""
-    if not connection.execute(_REOPEN, {"group_id": group_id}).scalar_one():
+    if not reopen_groups(connection, [group_id], _IS_UNREADABLE, reason="requeued"):
         return False
     close_groups(connection, [group_id])
     notify(connection, READY_CHANNEL)

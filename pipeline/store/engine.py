@@ -1,7 +1,7 @@
 """Connections to Postgres: engine, transactions that are retried, notifications.
 
-Built at entry points, passed to the services. `transact` turns the errors of Postgres into those
-of the pipeline, by the table in `faults.py`. Must not: know tables.
+Entry points build the engine and pass it to the services. `transact` turns the errors of Postgres
+into those of the pipeline, by the table in `faults.py`. Must not: know tables.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pipeline.store.faults import Fault, fault_of, reason_of, sqlstate_of
 #: Channels of NOTIFY. Listeners also poll slowly, in case a notification is lost.
 WORK_CHANNEL = "rollout_work"
 READY_CHANNEL = "rollout_ready"
-#: Sent when requested rescores have ended; see `rescores.py`.
+#: Sent when requested rescores have ended; see `rescore_requests.py`.
 RESCORED_CHANNEL = "rollout_rescored"
 
 _DISK_FULL = "53100"
@@ -87,7 +87,7 @@ def open_engine(
     return engine
 
 
-def place_of(engine: Engine) -> str:
+def address_of(engine: Engine) -> str:
     """Return the address of an engine's database, for logs and messages."""
     return hide_passwords(engine.url.render_as_string(hide_password=False))
 
@@ -110,7 +110,7 @@ def transact(
     The call is repeated after a conflict or a dropped connection.
 
     Raises:
-        StoreUnavailable: Postgres did not answer, or other transactions were in the way every time.
+        StoreUnavailable: Postgres did not answer, or each try conflicted with other transactions.
             Either nothing was committed, or the answer to the commit was lost; all writes are
             guarded, so repeating them is harmless.
         StoreRejected: Postgres refuses the data; nothing was committed.
@@ -139,7 +139,7 @@ def translated(engine: Engine, error: BaseException) -> StoreUnavailable | Store
     """Return the pipeline's error for one of Postgres, explained to a person."""
     url = engine.url.render_as_string(hide_password=False)
     reason = without_passwords(reason_of(error), url).rstrip(".") + "."
-    place = place_of(engine)
+    address = address_of(engine)
     fault = fault_of(error)
     if fault is Fault.DATA:
         return StoreRejected(
@@ -148,15 +148,15 @@ def translated(engine: Engine, error: BaseException) -> StoreUnavailable | Store
             remedy="The same data would be refused again; correct what the reason names.",
         )
     if fault in (Fault.CONFLICT, Fault.RESOURCES):
-        return StoreUnavailable(f"Postgres at {place} could not do it now.", why=reason)
+        return StoreUnavailable(f"Postgres at {address} could not run the transaction.", why=reason)
     if sqlstate_of(error) == _DISK_FULL:
         return StoreUnavailable(
-            f"The disk of Postgres at {place} is full.",
+            f"The disk of Postgres at {address} is full.",
             why=reason,
-            remedy="Make room there, and try again: what was committed stays.",
+            remedy="Make room there, and try again. Committed data stays.",
         )
     return StoreUnavailable(
-        f"Postgres at {place} does not answer.",
+        f"Postgres at {address} does not answer.",
         why=reason,
         remedy="Check ROLLOUT_DATABASE__URL, or start local services: rollout up",
     )
@@ -172,7 +172,7 @@ class Listener:
         self._pool = engine.pool
 
     def wait(self, timeout_s: float) -> bool:
-        """Return True at once when notified, False after `timeout_s` without news.
+        """Return True at once when notified, False after `timeout_s` without notification.
 
         Notifications between two calls count too. The first call only begins to listen and returns
         True, because earlier notifications were not received.
@@ -185,7 +185,7 @@ class Listener:
         None means that the connection was just opened: earlier notifications were not received.
         """
         if self._pool is not self._engine.pool:
-            self.close()  # the engine left a server that became read-only
+            self.close()  # the engine has left a server that became read-only
         try:
             if self._connection is None:
                 self._connection = self._connect()
@@ -206,7 +206,7 @@ class Listener:
             self._connection = None
 
     def _connect(self) -> psycopg.Connection:
-        # A new pool without connections: this one has the engine's options and is not lent again.
+        # The connection of a new, empty pool: made with the engine's options, and used here alone.
         self._pool = self._engine.pool
         opened = self._pool.recreate().connect()
         connection = cast("psycopg.Connection", opened.driver_connection)
@@ -227,7 +227,7 @@ def notify(connection: Connection, channel: str, payload: str = "") -> None:
 
     Args:
         connection: An open transaction.
-        channel: Which listeners.
+        channel: The channel of the listeners.
         payload: Less than 8,000 bytes.
     """
     values = {"channel": channel, "payload": payload}

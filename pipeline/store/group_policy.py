@@ -1,7 +1,7 @@
 """Group policies of runs: surplus rollouts are cut, failed ones replaced, deadlines enforced.
 
-Used by `outcomes.py` inside the ingest transaction, and by the reconciler for deadlines. The caller
-has locked the rollouts first, then the groups. Must not: decide outcomes.
+Used by `outcomes.py` inside the ingest transaction; by the reconciler and by pulls for deadlines.
+The ingest transaction has locked the rollouts first, then the groups. Must not: decide outcomes.
 """
 
 from __future__ import annotations
@@ -67,11 +67,10 @@ WHERE group_id = ANY(:ids) AND state = 'open' AND n_succeeded >= n_target
 """)
 
 
-def cut_satisfied(connection: Connection, group_ids: Sequence[UUID], report: CutReport) -> None:
+def cut_satisfied(connection: Connection, group_ids: Sequence[UUID]) -> CutReport:
     """Cancel the open rollouts of groups that have all the usable rollouts they need."""
     satisfied = list(connection.execute(_SATISFIED, {"ids": list(group_ids)}).scalars())
-    if satisfied:
-        _cut(connection, satisfied, "surplus", report)
+    return _cut(connection, satisfied, "surplus") if satisfied else CutReport()
 
 
 # SKIP LOCKED: a replacement may have been added since the rollouts were locked. If another
@@ -100,17 +99,17 @@ FROM moved JOIN runs USING (run_id)
 """)
 
 
-def _cut(connection: Connection, group_ids: Sequence[UUID], reason: str, report: CutReport) -> None:
+def _cut(connection: Connection, group_ids: Sequence[UUID], reason: str) -> CutReport:
     rows = connection.execute(_CUT, {"ids": list(group_ids), "reason": reason}).all()
     per_group = Counter(row.group_id for row in rows)
     deltas = {group: Counter({RolloutState.CANCELLED: n}) for group, n in per_group.items()}
     add_to_counters(connection, deltas, cut=per_group)
-    report.cut += len(rows)
-    report.stopped += [
+    stopped = [
         label_of(row.slug, row.group_no, row.rollout_index, row.attempt_no)
         for row in rows
         if row.before != RolloutState.QUEUED
     ]
+    return CutReport(cut=len(rows), stopped=stopped)
 
 
 _OVERDUE = text("""
@@ -131,15 +130,14 @@ def end_overdue_groups(connection: Connection, *, most: int) -> CutReport:
 
     Deadlines move while a run is paused (`runs.set_run_state`).
     """
-    report = CutReport()
     ids = list(connection.execute(_OVERDUE, {"most": most}).scalars())
     if not ids:
-        return report
+        return CutReport()
     connection.execute(_LOCK_OPEN, {"ids": ids})
     still_open = [
         group.group_id for group in lock_groups(connection, ids).values() if group.is_open
     ]
-    _cut(connection, still_open, "deadline", report)
+    report = _cut(connection, still_open, "deadline")
     report.groups_ready, report.groups_dropped = close_groups(
         connection, still_open, reason=DropReason.DEADLINE
     )
@@ -147,8 +145,8 @@ def end_overdue_groups(connection: Connection, *, most: int) -> CutReport:
     return report
 
 
-# Groups that are begun and have rollouts under way, and no earlier deadline. Their first attempts
-# were dispatched first. Locked by id, as everywhere.
+# The begun groups with rollouts under way and without an earlier deadline. The first dispatch of a
+# group is that of a first attempt. The rows are locked in order of their ids, as in all statements.
 _SET_LATE = text("""
 WITH begun AS (
     SELECT g.group_id, min(a.dispatched_at) + make_interval(secs => :deadline_s) AS at
@@ -241,7 +239,7 @@ def replace_failed(
 
 def _replace(connection: Connection, group: ShortGroup) -> None:
     indexes: Iterable[int] = range(group.n_rollouts, group.n_rollouts + group.missing)
-    # A prompt may have several groups, so only its first one names rollouts by the prompt.
+    # A prompt may have several groups; only in its first group do ids of rollouts follow from it.
     is_first = group.group_id == group_id_of(group.prompt_id)
     connection.execute(
         _REPLACE,

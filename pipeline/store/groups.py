@@ -1,7 +1,7 @@
 """Groups in the store: counted with every outcome, closed when all their rollouts are terminal.
 
-Used by `outcomes.py` and by cancellation and retry, inside their transactions, which have locked
-the rollouts.
+Used by outcomes, rescores, group policies, cancellation and retry inside their transactions, which
+have locked the rollouts.
 """
 
 from __future__ import annotations
@@ -60,6 +60,24 @@ SELECT count(*) FILTER (WHERE state = 'ready') AS ready,
        count(*) FILTER (WHERE state = 'dropped') AS dropped
 FROM closed
 """)
+
+_REOPEN = """
+WITH locked AS (
+    SELECT group_id, state FROM groups g
+    WHERE group_id = ANY(:ids) AND {condition}
+    ORDER BY group_id FOR UPDATE
+), reopened AS (
+    UPDATE groups g SET state = 'open', ready_at = NULL, drop_reason = NULL,
+        deadline_at = CASE WHEN :restarts THEN NULL ELSE g.deadline_at END,
+        reward_mean = NULL, reward_std = NULL
+    FROM locked l WHERE g.group_id = l.group_id AND l.state <> 'open'
+    RETURNING g.run_id, g.group_id, l.state AS before
+), noted AS (
+    INSERT INTO events (run_id, entity, entity_id, from_state, to_state, reason)
+    SELECT run_id, 'group', group_id, before, 'open', :reason FROM reopened
+)
+SELECT group_id FROM locked
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,3 +147,24 @@ def close_groups(
         return 0, 0
     row = connection.execute(_CLOSE, {"ids": list(group_ids), "reason": reason}).one()
     return row.ready, row.dropped
+
+
+def reopen_groups(
+    connection: Connection,
+    group_ids: Iterable[UUID],
+    condition: str,
+    *,
+    reason: str,
+    restarts: bool = False,
+) -> set[UUID]:
+    """Lock those groups that a condition allows and open the closed ones; return all of them.
+
+    Args:
+        connection: An open transaction, which has locked the rollouts that it changes.
+        group_ids: Candidates.
+        condition: SQL about a group `g`.
+        reason: Reason of the events.
+        restarts: Whether the deadline begins anew, with the next dispatch.
+    """
+    values = {"ids": list(group_ids), "reason": reason, "restarts": restarts}
+    return set(connection.execute(text(_REOPEN.format(condition=condition)), values).scalars())

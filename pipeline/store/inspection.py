@@ -1,34 +1,21 @@
-"""Single groups and rollouts, found by label or id, and the errors of a run.
+"""Single groups and rollouts, found by label or id.
 
-Used by `rollout show` and `rollout errors`. Reads only; each function is a statement or two.
+Used by `rollout show`, by commands that name one group or rollout, and by the redrive of dead
+letters. Reads only; each function is a statement or two.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Connection, TextClause, text
 
 from pipeline.contract.errors import NotFound
-from pipeline.contract.messages import AttemptKey
-from pipeline.contract.rollout import group_label_of, label_of, rollout_label_of
-from pipeline.store.engine import BINARY
-from pipeline.store.runs import Run, find_run
-
-
-class StoredBody(NamedTuple):
-    """The body and the tokens of an attempt's trajectory, or their places in the payload store."""
-
-    body: bytes | None
-    body_uri: str | None
-    body_digest: str | None
-    codec: str | None
-    tokens: bytes | None = None
-    tokens_uri: str | None = None
-    tokens_digest: str | None = None
-
+from pipeline.contract.rollout import group_label_of, rollout_label_of
+from pipeline.store.runs import find_run
+from pipeline.store.stored_bodies import StoredBody
 
 #: `math7-g000013-r3-a1`, or a beginning of it that ends with a whole part.
 _LABEL = re.compile(r"(?P<run>.+)-g(?P<group>\d+)(?:-r(?P<index>\d+)(?:-a\d+)?)?")
@@ -72,53 +59,12 @@ SELECT attempt_no, name, scorer_version, value, weight, status, error_class, lat
 FROM rewards WHERE rollout_id = :rollout_id ORDER BY attempt_no, name, scorer_version
 """)
 
-_ERRORS_BY_CLASS = text("""
-WITH met AS (
-    SELECT error_class, coalesce(error_code, '') AS code, n AS attempts, 0 AS rollouts
-    FROM attempt_tallies WHERE run_id = :run_id AND error_class IS NOT NULL
-    UNION ALL
-    SELECT coalesce(error_class, 'unknown'), coalesce(error_code, ''), 0, n
-    FROM rollout_tallies WHERE run_id = :run_id AND state = 'failed'
-), counted AS (
-    SELECT error_class, code, sum(attempts) AS attempts, sum(rollouts) AS rollouts
-    FROM met GROUP BY error_class, code HAVING (sum(attempts), sum(rollouts)) <> (0, 0)
-)
-SELECT counted.*, e.error_message, e.attempt_no, r.group_no, r.rollout_index
-FROM counted
-LEFT JOIN LATERAL (
-    SELECT a.rollout_id, a.attempt_no, a.error_message FROM attempts a
-    WHERE a.run_id = :run_id AND a.error_class = counted.error_class
-      AND coalesce(a.error_code, '') = counted.code
-    ORDER BY a.ended_at DESC LIMIT 1) AS e ON true
-LEFT JOIN rollouts r USING (rollout_id)
-ORDER BY rollouts DESC, attempts DESC, error_class, code
-""")
-
-_ERRORS_BY_WORKER = text("""
-WITH counted AS (
-    SELECT coalesce(worker_id, '(none)') AS worker, error_class, sum(n)::bigint AS n
-    FROM attempt_tallies WHERE run_id = :run_id GROUP BY worker, error_class HAVING sum(n) <> 0
-)
-SELECT worker, sum(n)::bigint AS attempts,
-       coalesce(sum(n) FILTER (WHERE error_class IS NOT NULL), 0)::bigint AS errors,
-       coalesce(jsonb_object_agg(error_class, n) FILTER (WHERE error_class IS NOT NULL), '{}')
-           AS by_class
-FROM counted GROUP BY worker ORDER BY errors DESC, worker
-""")
-
-_BODIES = text("""
-SELECT rollout_id, attempt_no, t.body, t.body_uri, t.body_digest, t.codec FROM trajectories t
-JOIN attempts a USING (rollout_id, attempt_no)
-WHERE a.run_id = :run_id AND (rollout_id, attempt_no) > (:rollout_id, :attempt_no)
-ORDER BY rollout_id, attempt_no LIMIT :most
-""").execution_options(**{BINARY: True})
-
 
 def find_group(connection: Connection, name: str) -> UUID:
-    """Return the group with this label, or this beginning of an id.
+    """Return the id of the group with this label, or with this beginning of an id.
 
     Raises:
-        NotFound: None, or several.
+        NotFound: No row has this name, or several rows have it.
     """
     label = _LABEL.fullmatch(name)
     if label and label["index"] is None:
@@ -128,10 +74,12 @@ def find_group(connection: Connection, name: str) -> UUID:
 
 
 def find_rollout(connection: Connection, name: str) -> UUID:
-    """Return the rollout with this label (of it or of an attempt), or this beginning of an id.
+    """Return the id of the rollout with this label or beginning of an id.
+
+    The label may be that of an attempt.
 
     Raises:
-        NotFound: None, or several.
+        NotFound: No row has this name, or several rows have it.
     """
     label = _LABEL.fullmatch(name)
     if label and label["index"] is not None:
@@ -192,42 +140,6 @@ def read_rollout(connection: Connection, rollout_id: UUID) -> dict[str, Any]:
         "rewards": [dict(each) for each in rewards],
         "attempts": [_attempt(each) for each in attempts],
     }
-
-
-def errors_by_class(connection: Connection, run: Run) -> list[dict[str, Any]]:
-    """Return for each error class and code: attempts that met it, rollouts that failed by it."""
-    rows = connection.execute(_ERRORS_BY_CLASS, {"run_id": run.run_id})
-    return [
-        {
-            "error_class": row.error_class,
-            "code": row.code,
-            "attempts": int(row.attempts),
-            "rollouts": int(row.rollouts),
-            "example": None
-            if row.group_no is None
-            else {
-                "label": label_of(run.slug, row.group_no, row.rollout_index, row.attempt_no),
-                "message": row.error_message,
-            },
-        }
-        for row in rows
-    ]
-
-
-def errors_by_worker(connection: Connection, run: Run) -> list[dict[str, Any]]:
-    """Return for each worker: its attempts, those with an error, and these by class."""
-    rows = connection.execute(_ERRORS_BY_WORKER, {"run_id": run.run_id})
-    return [dict(row) for row in rows.mappings()]
-
-
-def read_bodies(
-    connection: Connection, run: Run, *, after: AttemptKey | None = None, most: int = 100
-) -> dict[AttemptKey, StoredBody]:
-    """Return the next bodies of a run's stored trajectories, in order of rollouts and attempts."""
-    rollout_id, attempt_no = after or (UUID(int=0), 0)
-    values = {"rollout_id": rollout_id, "attempt_no": attempt_no}
-    rows = connection.execute(_BODIES, values | {"run_id": run.run_id, "most": most})
-    return {(row[0], row[1]): StoredBody(*row[2:]) for row in rows}
 
 
 def _numbers(connection: Connection, label: re.Match[str]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from sqlalchemy import Connection, text
 from pipeline.contract.errors import ErrorClass
 from pipeline.contract.messages import AttemptKey, JournalFrame
 from pipeline.contract.rollout import label_of
+from pipeline.store.attempt_keys import key_arrays
 from pipeline.store.engine import BINARY, Bodies
 
 
@@ -51,9 +52,9 @@ JOIN rollouts r USING (rollout_id) JOIN runs ON runs.run_id = r.run_id
 """
 _IS_REMOTE = "jsonb_typeof(runs.config -> 'agentcore') = 'object'"
 
-# Only an attempt under way may add to the journal: what comes later may belong to an error after
-# which the next attempt starts afresh. The calls of a remote attempt are its trajectory: they are
-# kept for as long as its result would be taken in, also if it was given up as lost.
+# Only an attempt under way may add to the journal: a later frame may belong to an error after which
+# the next attempt replays nothing. The calls of a remote attempt are its trajectory: they are
+# kept for as long as its result would be accepted, also if the attempt was given up as lost.
 _ADD = text(f"""
 INSERT INTO journals
     (rollout_id, attempt_no, first_call, run_id, n_calls, body, body_uri, body_digest, body_bytes)
@@ -140,8 +141,7 @@ def earlier_attempts(
 
 def read_frames(connection: Connection, keys: Sequence[AttemptKey]) -> list[JournalFrame]:
     """Return the frames that these attempts recorded, in the order of attempts and calls."""
-    values = {"ids": [key[0] for key in keys], "nos": [key[1] for key in keys]}
-    rows = connection.execute(_FRAMES, values)
+    rows = connection.execute(_FRAMES, key_arrays(keys))
     return [
         JournalFrame(
             run_id=row.run_id,
@@ -171,9 +171,7 @@ def delete_journals(connection: Connection, rollout_ids: Sequence[UUID]) -> None
 
 
 def _columns(frames: Sequence[JournalFrame]) -> dict[str, Any]:
-    return {
-        "ids": [frame.rollout_id for frame in frames],
-        "nos": [frame.attempt_no for frame in frames],
+    return key_arrays(frame.key for frame in frames) | {
         "firsts": [frame.first for frame in frames],
         "counts": [frame.n_calls for frame in frames],
         "bodies": Bodies(frame.body or None for frame in frames),

@@ -14,9 +14,10 @@ from uuid import UUID
 from sqlalchemy import Connection, bindparam, text
 from sqlalchemy.dialects.postgresql import JSONB
 
-from pipeline.contract.messages import AttemptBeat, Heartbeat
+from pipeline.contract.messages import Heartbeat
 from pipeline.contract.rollout import label_of
 from pipeline.store.activity import stored_activity
+from pipeline.store.attempt_keys import key_arrays
 
 
 class SilentAttempt(NamedTuple):
@@ -39,11 +40,11 @@ class QueueInFlight(NamedTuple):
 
 
 _START = text("""
-WITH beats AS (
-    SELECT * FROM unnest(CAST(:ids AS uuid[]), CAST(:nos AS integer[])) AS b (id, no)
-), locked AS (
-    SELECT r.rollout_id FROM rollouts r JOIN beats b ON r.rollout_id = b.id
-    WHERE r.state = 'dispatched' AND r.attempt_no = b.no
+WITH locked AS (
+    SELECT r.rollout_id
+    FROM unnest(CAST(:ids AS uuid[]), CAST(:nos AS integer[])) AS reported (id, no)
+    JOIN rollouts r ON r.rollout_id = reported.id
+    WHERE r.state = 'dispatched' AND r.attempt_no = reported.no
     FOR UPDATE OF r SKIP LOCKED
 ), started AS (
     UPDATE rollouts r SET state = 'running' FROM locked WHERE r.rollout_id = locked.rollout_id
@@ -76,7 +77,8 @@ UPDATE attempts a SET
 FROM locked b WHERE a.rollout_id = b.id AND a.attempt_no = b.no
 """)
 
-# An attempt whose own worker has reported its end runs no more: a heartbeat may be older than that.
+# An attempt whose own worker has reported its end is not stopped: the heartbeat may be older than
+# that report.
 _FENCED = text("""
 SELECT runs.slug, r.group_no, r.rollout_index, b.no
 FROM unnest(CAST(:ids AS uuid[]), CAST(:nos AS integer[]), CAST(:workers AS text[]))
@@ -101,53 +103,52 @@ ON CONFLICT (process_id) DO UPDATE SET last_seen_at = now(), capacity = excluded
 """).bindparams(bindparam("workers", type_=JSONB))
 
 
-def keep_alive(connection: Connection, beats: Sequence[Heartbeat], *, lease_s: float) -> list[str]:
+def keep_alive(
+    connection: Connection, heartbeats: Sequence[Heartbeat], *, lease_s: float
+) -> list[str]:
     """Renew the leases of the attempts in heartbeats; return the labels of those to stop.
 
     An attempt is to be stopped when it was given up or cancelled, or another worker ended it.
 
     Args:
         connection: An open transaction that has taken its other locks.
-        beats: One of each worker.
+        heartbeats: One of each worker.
         lease_s: Time for which the attempts count as alive.
     """
     # An attempt that two workers list belongs to the one whose heartbeat came last.
     holders = {
-        attempt.key: (attempt, beat.worker_id) for beat in beats for attempt in beat.attempts
+        attempt.key: (attempt, heartbeat.worker_id)
+        for heartbeat in heartbeats
+        for attempt in heartbeat.attempts
     }
     fenced: list[str] = []
     if holders:
         held = [attempt for attempt, _ in holders.values()]
-        connection.execute(_START, _keys([a for a in held if a.phase != "reserved"]))
+        started = [key for key, (attempt, _) in holders.items() if attempt.phase != "reserved"]
+        connection.execute(_START, key_arrays(started))
         reported = {
             "phases": [attempt.phase for attempt in held],
             "steps": [attempt.step for attempt in held],
             "lease_s": lease_s,
         }
-        keys = _keys(held) | {"workers": [worker_id for _, worker_id in holders.values()]}
+        keys = key_arrays(holders) | {"workers": [worker_id for _, worker_id in holders.values()]}
         connection.execute(_RENEW, keys | reported)
         fenced = [label_of(*row) for row in connection.execute(_FENCED, keys)]
-    if beats:
-        connection.execute(_SEEN, {"workers": [_worker(beat) for beat in beats]})
+    if heartbeats:
+        workers = [_worker(heartbeat) for heartbeat in heartbeats]
+        connection.execute(_SEEN, {"workers": workers})
     return fenced
 
 
-def _worker(beat: Heartbeat) -> dict[str, Any]:
+def _worker(heartbeat: Heartbeat) -> dict[str, Any]:
     return {
-        "worker_id": beat.worker_id,
-        "capacity": beat.capacity,
-        "in_flight": len(beat.attempts),
-        "loop_lag_ms": beat.loop_lag_ms,
-        "stopping": beat.stopping,
-        "takes": {"queues": beat.queues, "base_urls": beat.base_urls},
-        "activity": stored_activity(beat.activity),
-    }
-
-
-def _keys(attempts: Sequence[AttemptBeat]) -> dict[str, Any]:
-    return {
-        "ids": [attempt.rollout_id for attempt in attempts],
-        "nos": [attempt.attempt_no for attempt in attempts],
+        "worker_id": heartbeat.worker_id,
+        "capacity": heartbeat.capacity,
+        "in_flight": len(heartbeat.attempts),
+        "loop_lag_ms": heartbeat.loop_lag_ms,
+        "stopping": heartbeat.stopping,
+        "takes": {"queues": heartbeat.queues, "base_urls": heartbeat.base_urls},
+        "activity": stored_activity(heartbeat.activity),
     }
 
 
@@ -162,7 +163,7 @@ WITH departed AS (
     SELECT * FROM unnest(CAST(:run_ids AS uuid[]), CAST(:before AS timestamptz[]))
         AS d (run_id, before)
 ), silent AS MATERIALIZED (
-    -- Chosen before the join with rollouts: nearly all attempts in flight are not silent.
+    -- Silent attempts are few, so they are selected before the join with rollouts.
     SELECT a.* FROM attempts a LEFT JOIN departed ON departed.run_id = a.run_id
     WHERE a.state IN ('dispatched', 'running')
       AND ((a.lease_until < now() AND a.lease_until < :watermark

@@ -16,10 +16,10 @@ from sqlalchemy import Connection, Engine, text
 
 from pipeline.contract.rollout import RolloutState, RunState
 from pipeline.store.engine import READY_CHANNEL, WORK_CHANNEL, notify, transact
-from pipeline.store.groups import add_to_counters, close_groups
+from pipeline.store.groups import add_to_counters, close_groups, reopen_groups
 from pipeline.store.journals import delete_journals
 from pipeline.store.rollout_filter import RolloutFilter
-from pipeline.store.runs import Run, lock_run, refuse_cancelled, set_run_state
+from pipeline.store.runs import Run, lock_run, require_not_cancelled, set_run_state
 
 #: Rollouts cancelled in one transaction, whose locks other writers wait for.
 CANCEL_CHUNK = 20_000
@@ -81,23 +81,6 @@ WHERE r.run_id = :run_id AND r.state = :state AND ({condition})
 ORDER BY r.rollout_id FOR UPDATE OF r
 """
 
-_REOPEN = text(f"""
-WITH locked AS (
-    SELECT group_id, state FROM groups g
-    WHERE group_id = ANY(:ids) AND {_MAY_REOPEN}
-    ORDER BY group_id FOR UPDATE
-), reopened AS (
-    UPDATE groups g SET state = 'open', ready_at = NULL, drop_reason = NULL,
-        deadline_at = NULL, reward_mean = NULL, reward_std = NULL
-    FROM locked l WHERE g.group_id = l.group_id AND l.state <> 'open'
-    RETURNING g.run_id, g.group_id, l.state AS before
-), noted AS (
-    INSERT INTO events (run_id, entity, entity_id, from_state, to_state, reason)
-    SELECT run_id, 'group', group_id, before, 'open', 'retry' FROM reopened
-)
-SELECT group_id FROM locked
-""")
-
 _REQUEUE = text("""
 WITH moved AS (
     UPDATE rollouts SET state = 'queued', attempts_used = 0, lost_count = 0, died_count = 0,
@@ -157,10 +140,8 @@ def cancel_rollouts(
 ) -> int:
     """Cancel up to `most` rollouts that are not terminal, and their attempts; return how many.
 
-    Without `groups` they are those of the whole run.
-
-    `cancel_all` repeats it until it returns 0. The collector
-    tells the workers to stop when it gets their next heartbeat.
+    Without `groups` the rollouts are those of the whole run. `cancel_all` repeats the call until it
+    returns 0. The collector asks the workers to stop when their next heartbeat arrives.
     """
     rows: Sequence[Any] = ()
     values: dict[str, Any] = {"run_id": run.run_id, "most": most}
@@ -171,7 +152,7 @@ def cancel_rollouts(
         ids = list(connection.execute(find, values).scalars())
         if not ids:
             return 0
-        # None is left if all of them have ended before they were locked.
+        # No row is left if all of these rollouts ended before they were locked.
         rows = connection.execute(_LOCK_OPEN, {"ids": ids}).all()
     connection.execute(_CANCEL, {"ids": [row.rollout_id for row in rows]})
     touched = add_to_counters(connection, _deltas(rows, RolloutState.CANCELLED, 1))
@@ -185,12 +166,12 @@ def pause_run(connection: Connection, run: Run, *, reason: str | None = None) ->
     """Stop dispatching rollouts of a run; return whether it was active.
 
     Raises:
-        NotAllowed: It is cancelled.
+        NotAllowed: The run is cancelled.
     """
     current = lock_run(connection, run)
     if current.state is RunState.PAUSED:
         return False
-    refuse_cancelled(current)
+    require_not_cancelled(current)
     set_run_state(connection, current, RunState.PAUSED, reason=reason)
     return True
 
@@ -201,13 +182,13 @@ def continue_run(connection: Connection, run: Run) -> bool:
     The deadlines of its groups move by the time it was paused.
 
     Raises:
-        NotAllowed: It is cancelled.
+        NotAllowed: The run is cancelled.
     """
     groups = list(connection.execute(_LOCK_WITH_DEADLINES, {"run_id": run.run_id}).scalars())
     current = lock_run(connection, run)
     if current.state is RunState.ACTIVE:
         return False
-    refuse_cancelled(current)
+    require_not_cancelled(current)
     connection.execute(_SHIFT_DEADLINES, {"run_id": run.run_id, "ids": groups})
     set_run_state(connection, current, RunState.ACTIVE)
     notify(connection, WORK_CHANNEL)
@@ -236,7 +217,7 @@ def retry_rollouts(
     values = {"run_id": run.run_id, "state": str(state), **where.parameters}
     rows = connection.execute(query, values).all()
     groups = {row.group_id for row in rows}
-    reopened = set(connection.execute(_REOPEN, {"ids": list(groups)}).scalars())
+    reopened = reopen_groups(connection, groups, _MAY_REOPEN, reason="retry", restarts=True)
     allowed = [row for row in rows if row.group_id in reopened]
     if allowed:
         ids = [row.rollout_id for row in allowed]
@@ -254,7 +235,5 @@ def retry_rollouts(
 def _deltas(
     rows: Sequence[Any], state: RolloutState, each: int
 ) -> dict[UUID, Counter[RolloutState]]:
-    deltas: dict[UUID, Counter[RolloutState]] = {}
-    for row in rows:
-        deltas.setdefault(row.group_id, Counter())[state] += each
-    return deltas
+    rollouts = Counter(row.group_id for row in rows)
+    return {group_id: Counter({state: n * each}) for group_id, n in rollouts.items()}

@@ -1,6 +1,7 @@
 """The rows of a batch of outcomes: attempts, rollouts, trajectories, rewards, events.
 
-Used by `outcomes.py` alone, inside its transaction, after the rollouts are locked. Each table gets
+Used by `outcomes.py`, and by `rescores.py` for rewards, after their transactions have locked the
+rollouts. Each table gets
 one statement for the whole batch. Must not: decide anything.
 """
 
@@ -186,6 +187,7 @@ def _has_body(outcome: AttemptOutcome) -> bool:
 
 
 def _keys(outcomes: Sequence[AttemptOutcome]) -> dict[str, list[Any]]:
+    # Without `key_arrays`: its keys cost a tuple and a property for each outcome.
     return {
         "ids": [outcome.rollout.rollout_id for outcome in outcomes],
         "nos": [outcome.completion.attempt_no for outcome in outcomes],

@@ -8,7 +8,7 @@ Recording the same outcome again changes nothing.
 from __future__ import annotations
 
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -54,7 +54,7 @@ class OutcomeReport:
     paused: list[str] = field(default_factory=list[str])
 
 
-#: The transition of a success that its group does not need: kept for audit, never trained.
+#: The transition of a success that its group does not need: stored for inspection, never trained.
 _SURPLUS = Transition(AttemptState.SUPERSEDED, RolloutState.CANCELLED, reason="surplus")
 
 #: An attempt in one of these states has been recorded; a second message about it is a repeat.
@@ -203,34 +203,33 @@ def _settle(
     report: OutcomeReport,
 ) -> None:
     """Update the groups and runs of rollouts that ended."""
-    deltas: dict[UUID, Counter[RolloutState]] = {}
+    deltas: defaultdict[UUID, Counter[RolloutState]] = defaultdict(Counter)
     cut: Counter[UUID] = Counter()
-    ended: dict[UUID, Counter[str]] = {}
+    ended: defaultdict[UUID, Counter[str]] = defaultdict(Counter)
     for outcome in ending:
         state, rollout = outcome.transition.rollout_state, outcome.rollout
         assert state is not None
-        deltas.setdefault(rollout.group_id, Counter())[state] += 1
+        deltas[rollout.group_id][state] += 1
         if state is RolloutState.CANCELLED:
             cut[rollout.group_id] += 1
         else:
-            ended.setdefault(rollout.run_id, Counter())[str(state)] += 1
+            ended[rollout.run_id][str(state)] += 1
     touched = add_to_counters(connection, deltas, cut=cut)
-    cuts = CutReport()
-    if any(config.oversample for config in configs.values()):
-        cut_satisfied(connection, touched, cuts)
+    oversamples = any(config.oversample for config in configs.values())
+    cuts = cut_satisfied(connection, touched) if oversamples else CutReport()
     short = find_short_groups(connection, touched, configs) if report.failed else []
     states = lock_judged_runs(connection, {group.run_id for group in short}, ended, configs)
-    # A cancelled run gets no rollouts any more: nobody would cancel them.
+    # A cancelled run gets no replacements, because no later step would cancel them.
     short = [group for group in short if states.get(group.run_id) is not RunState.CANCELLED]
     short = replace_failed(connection, short, configs)
-    ended = {run_id: counts for run_id, counts in ended.items() if run_id in states}
+    counted = {run_id: counts for run_id, counts in ended.items() if run_id in states}
     ready, dropped = close_groups(connection, touched)
     report.groups_ready += ready
     report.groups_dropped += dropped
     report.surplus += cuts.cut
     report.stopped += cuts.stopped
     report.paused += pause_short_runs(connection, short, configs)
-    report.paused += pause_failing_runs(connection, ended, configs)
+    report.paused += pause_failing_runs(connection, counted, configs)
 
 
 def _decide(row: Any, completion: Completion, policy: RetryPolicy) -> AttemptOutcome:

@@ -17,7 +17,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from pipeline.contract.errors import NotAllowed, NotFound
 from pipeline.contract.policy import Policy, PolicyMode
 from pipeline.store.engine import WORK_CHANNEL, notify
-from pipeline.store.runs import Run, lock_run, refuse_cancelled
+from pipeline.store.runs import Run, lock_run, require_not_cancelled
 
 E_BACKWARDS = "E136"
 
@@ -90,7 +90,7 @@ def publish_policy(
         NotAllowed: A later version was published before, or the run is cancelled.
     """
     current = lock_run(connection, run)
-    refuse_cancelled(current)
+    require_not_cancelled(current)
     known = current.policy
     if known is not None and version < known.version:
         raise NotAllowed(

@@ -1,7 +1,7 @@
 """Processes in the store: the workers and collectors that reported.
 
-Used to explain what a run waits for. All times are those of the database. Must not: write; leases
-and the watermark do.
+Read by commands that look for workers, and by the store for the reasons of waits. All times are
+those of the database. Must not: write; `leases.py` and `watermark.py` do.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SELECT process_id, kind, extract(epoch FROM now() - last_seen_at)::double precis
        capacity, in_flight, loop_lag_ms, stopping,
        coalesce(takes -> 'queues', '[]') AS queues,
        coalesce(takes -> 'base_urls', '[]') AS base_urls
-FROM processes WHERE NOT :alive_only OR last_seen_at > now() - make_interval(secs => :alive_s)
+FROM processes WHERE last_seen_at > now() - make_interval(secs => :alive_s)
 ORDER BY last_seen_at DESC, process_id
 """)
 
@@ -37,7 +37,7 @@ class Process(NamedTuple):
     base_urls: tuple[str, ...] = ()  #: endpoints it may call besides loopback
 
 
-def list_processes(connection: Connection, *, alive_only: bool = True) -> list[Process]:
-    """Return the processes that reported, most recent first."""
-    rows = connection.execute(_LIST, {"alive_only": alive_only, "alive_s": ALIVE_S})
+def list_processes(connection: Connection) -> list[Process]:
+    """Return the processes that are alive, the last seen first."""
+    rows = connection.execute(_LIST, {"alive_s": ALIVE_S})
     return [Process._make((*row[:7], tuple(row.queues), tuple(row.base_urls))) for row in rows]

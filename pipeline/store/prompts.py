@@ -1,14 +1,14 @@
 """Prompts are added to the store in chunks, each row once, with their groups and rollouts.
 
-Used by `producers/enqueue.py`. One chunk is one transaction: COPY into a staging table, then one
-statement that adds what is new. Must not: read datasets.
+Used by `producers/enqueue.py` and the trainer client. One chunk is one transaction:
+COPY into a staging table, then one statement that adds the new rows. Must not: read datasets.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import orjson
@@ -17,7 +17,7 @@ from sqlalchemy import Connection, text
 from pipeline.contract.errors import InputError, NotAllowed
 from pipeline.contract.rollout import group_id_of, prompt_id_of, rollout_id_of
 from pipeline.store.engine import WORK_CHANNEL, notify
-from pipeline.store.runs import Run, lock_run, refuse_cancelled
+from pipeline.store.runs import Run, lock_run, require_not_cancelled
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,8 @@ CREATE TEMPORARY TABLE IF NOT EXISTS staged_prompts (
 ) ON COMMIT DELETE ROWS
 """)
 
-# Compared by dataset row and not by id, because earlier versions made ids in another way. OFFSET 0
-# keeps this an index look-up for each row, also while the tables have no statistics.
+# Rows are compared by their number and not by id, because runs of earlier versions have other ids.
+# OFFSET 0 keeps this an index look-up for each row, also while the tables have no statistics.
 _CHANGED = text("""
 SELECT s.row_no FROM staged_prompts s CROSS JOIN LATERAL (
     SELECT p.payload_digest FROM prompts p
@@ -91,8 +91,8 @@ def add_prompts(
 
     Args:
         connection: An open transaction; the caller commits.
-        run: The run they belong to.
-        source: The dataset they come from.
+        run: The run of the prompts.
+        source: The dataset of the rows.
         rows: `(row_no, payload)` pairs; a row that the store has already is skipped.
 
     Raises:
@@ -104,38 +104,34 @@ def add_prompts(
         return 0
     _require_distinct(source, rows)
     # Serialises the producers of one run, whose group numbers have no gaps, with its cancellation.
-    refuse_cancelled(lock_run(connection, run))
+    require_not_cancelled(lock_run(connection, run))
     next_group_no = connection.execute(_NEXT_GROUP, {"run_id": run.run_id}).scalar_one()
     _stage(connection, run, source, rows)
-    place = {
-        "run_id": run.run_id,
-        "dataset": source.dataset,
-        "split": source.split,
-        "epoch": source.epoch,
-    }
-    changed = connection.execute(_CHANGED, place).scalar_one_or_none()
+    dataset = {"run_id": run.run_id, **asdict(source)}
+    changed = connection.execute(_CHANGED, dataset).scalar_one_or_none()
     if changed is not None:
         raise NotAllowed(
-            f"Row {changed} of dataset {source.dataset} is not what run {run.slug} has for it.",
+            f"Row {changed} of dataset {source.dataset} differs from the row in run {run.slug}.",
             why="The dataset was changed after it was enqueued.",
             remedy="Enqueue it under another run, or under another dataset name or epoch.",
         )
-    config = run.config
-    added = connection.execute(
-        _ADD,
-        {
-            **place,
-            "next_group_no": next_group_no,
-            "n": config.n,
-            "n_rollouts": config.rollouts_per_prompt,
-            "n_min": config.usable_min,
-            "priority": config.priority,
-        },
-    ).scalar_one()
+    values = dataset | new_group_values(run) | {"next_group_no": next_group_no}
+    added = connection.execute(_ADD, values).scalar_one()
     if added:
         connection.execute(_ADVANCE, {"added": added, "run_id": run.run_id})
         notify(connection, WORK_CHANNEL)
     return added
+
+
+def new_group_values(run: Run) -> dict[str, Any]:
+    """Return the parameters that each new group of a run gets from its configuration."""
+    config = run.config
+    return {
+        "n": config.n,
+        "n_rollouts": config.rollouts_per_prompt,
+        "n_min": config.usable_min,
+        "priority": config.priority,
+    }
 
 
 def seal_run(connection: Connection, run: Run) -> None:

@@ -16,15 +16,14 @@ from sqlalchemy import Connection, text
 from pipeline.contract.agentcore import AgentCoreTarget
 from pipeline.contract.messages import AttemptKey, Completion
 from pipeline.contract.rollout import label_of
+from pipeline.store.attempt_keys import key_arrays
 from pipeline.store.processes import ALIVE_S
 from pipeline.store.rollouts import ClaimedAttempt
 from pipeline.store.runs import Run
 
-#: Phase of an attempt that a remote session executes; no heartbeat renews its lease.
-REMOTE = "remote"
 #: Time between the end of a session's time and that of its attempt's lease. The services of
 #: `pipeline/agentcore` end the attempt in between; after it, the reconciler gives it up.
-MARGIN_S = 300.0
+_MARGIN_S = 300.0
 #: Time for which a service that stops a session keeps others from doing so.
 _STOP_LEASE_S = 30.0
 
@@ -60,11 +59,11 @@ class StoppableSession(NamedTuple):
     run: str
     label: str
     target: AgentCoreTarget
-    may_start_late: bool  #: its worker may be just about to invoke it
+    may_start_late: bool  #: its worker may still invoke it
 
 
 class SessionWaits(NamedTuple):
-    """The figures that say whether a run waits for AgentCore."""
+    """The figures that show whether a run waits for AgentCore."""
 
     own: int  #: sessions of this run that may exist
     others: int  #: those of other runs
@@ -86,6 +85,8 @@ _COUNT = text("SELECT count(*) FROM remote_sessions")
 
 _COUNT_OF = text("SELECT count(*) FROM remote_sessions WHERE run_id = :run_id")
 
+# The count of unscored rollouts needs no index of its own: the indexes of rollouts in flight and of
+# rollouts that are queued again limit it to few rows, and another index would slow down claims.
 _WAITS = text("""
 SELECT (SELECT count(*) FROM remote_sessions WHERE run_id = :run_id) AS own,
     (SELECT count(*) FROM remote_sessions WHERE run_id <> :run_id) AS others,
@@ -199,7 +200,7 @@ def open_sessions(connection: Connection, run: Run, claimed: Sequence[ClaimedAtt
     An attempt that scores an earlier one's trajectory has no session.
     """
     keys = [(each.rollout_id, each.attempt_no) for each in claimed if each.unscored_no is None]
-    connection.execute(_OPEN, _keys(keys) | {"run_id": run.run_id})
+    connection.execute(_OPEN, key_arrays(keys) | {"run_id": run.run_id})
     return len(keys)
 
 
@@ -222,9 +223,9 @@ def hand_over(connection: Connection, completions: Sequence[Completion]) -> None
     """Record that remote sessions work on attempts: their leases last as long as the sessions."""
     if not completions:
         return
-    keys = _keys([completion.key for completion in completions])
+    keys = key_arrays(completion.key for completion in completions)
     workers = {"workers": [completion.worker_id for completion in completions]}
-    connection.execute(_HAND_OVER, keys | workers | {"margin_s": MARGIN_S})
+    connection.execute(_HAND_OVER, keys | workers | {"margin_s": _MARGIN_S})
     connection.execute(_REOPEN, keys)
 
 
@@ -235,19 +236,19 @@ def waiting_attempts(connection: Connection, runs: Sequence[str]) -> list[Remote
         connection: An open transaction.
         runs: Only of these runs; empty: of all.
     """
-    values = {"runs": list(runs), "margin_s": MARGIN_S}
+    values = {"runs": list(runs), "margin_s": _MARGIN_S}
     return [_attempt(row) for row in connection.execute(_WAITING, values)]
 
 
 def attempts_named(connection: Connection, keys: Sequence[AttemptKey]) -> list[RemoteAttempt]:
     """Return those of the attempts whose outcome is still wanted."""
-    values = _keys(keys) | {"margin_s": MARGIN_S}
+    values = key_arrays(keys) | {"margin_s": _MARGIN_S}
     return [_attempt(row) for row in connection.execute(_NAMED, values)]
 
 
 def known_attempts(connection: Connection, keys: Sequence[AttemptKey]) -> set[AttemptKey]:
     """Return those of the attempts that this store has, with or without an outcome."""
-    return {(row[0], row[1]) for row in connection.execute(_KNOWN, _keys(keys))}
+    return {(row[0], row[1]) for row in connection.execute(_KNOWN, key_arrays(keys))}
 
 
 def take_stoppable(
@@ -277,7 +278,7 @@ def take_stoppable(
 
 def close_sessions(connection: Connection, keys: Sequence[AttemptKey]) -> None:
     """Remove sessions that do not exist any more."""
-    connection.execute(_CLOSE, _keys(keys))
+    connection.execute(_CLOSE, key_arrays(keys))
 
 
 def _attempt(row: Any) -> RemoteAttempt:
@@ -296,7 +297,3 @@ def _attempt(row: Any) -> RemoteAttempt:
         policy_version=row.policy_version,
         reward=row.reward,
     )
-
-
-def _keys(keys: Sequence[AttemptKey]) -> dict[str, list[UUID] | list[int]]:
-    return {"ids": [key[0] for key in keys], "nos": [key[1] for key in keys]}

@@ -1,7 +1,7 @@
 """The removal of a run: all its rows are deleted in batches, and its name is free again.
 
 Used by `rollout rm`. Referring rows are deleted before the rows they refer to, so that an
-interrupted removal can be repeated. Must not: delete bodies, which lie in the payload store.
+interrupted removal can be repeated. Must not: delete objects of the payload store.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def require_removable(connection: Connection, run: Run) -> None:
     """Check that no process works on a run.
 
     Raises:
-        NotAllowed: It is active, has rollouts in flight, or a trainer holds a lease on its groups.
+        NotAllowed: The run is active or has rollouts in flight, or a trainer leases its groups.
     """
     state = run_state(connection, run)
     if state is RunState.ACTIVE:
@@ -179,7 +179,7 @@ def remove_groups(
 ) -> dict[str, int]:
     """Delete up to `most` groups with all their rows; return how many rows of each table.
 
-    The caller repeats it, each time in a transaction of its own, until `groups` is 0.
+    The caller repeats the call, each time in a transaction of its own, until `groups` is 0.
     """
     values = {"run_id": run.run_id, "most": most}
     connection.execute(_LOCK, values)

@@ -36,7 +36,7 @@ class StoredTrajectory:
     body_digest: str | None
 
 
-#: The rest of a statement, for `:run_id` and `:error_class`.
+#: The end of a statement with the parameters `run_id` and `error_class`.
 RESCORABLE = """
 FROM rollouts r JOIN groups g USING (group_id) JOIN prompts p USING (prompt_id)
 JOIN attempts a ON a.rollout_id = r.rollout_id
@@ -66,8 +66,8 @@ def read_rescorable(
 ) -> list[StoredTrajectory]:
     """Return trajectories in order of their rollouts' ids.
 
-    These are the winning attempts of succeeded rollouts, and the last attempts of rollouts that
-    failed in scoring; other rollouts have no complete trajectory.
+    The trajectories are those of the winning attempts of succeeded rollouts, and of the last
+    attempts of rollouts that failed in scoring. Other rollouts have no complete trajectory.
 
     Args:
         connection: An open transaction.

@@ -47,7 +47,7 @@ def request_rescores(
 ) -> int:
     """Ask for the trajectories of a run to be scored again; return how many.
 
-    Doing it again asks again for all of them.
+    A second call asks again for all of them.
 
     Args:
         connection: An open transaction.
@@ -112,8 +112,8 @@ def claim_rescores(
     rows = connection.execute(_CLAIM, values | {"only": None if only is None else list(only)}).all()
     claimed: list[ClaimedRescore] = []
     lost: list[Any] = []
-    for run_id, its_rows in groupby(sorted(rows, key=lambda r: r.run_id), lambda r: r.run_id):
-        due = {(row.rollout_id, row.reward): row for row in its_rows}
+    for run_id, rows_of_run in groupby(sorted(rows, key=lambda r: r.run_id), lambda r: r.run_id):
+        due = {(row.rollout_id, row.reward): row for row in rows_of_run}
         run = get_run(connection, connection.execute(_SLUG, {"run_id": run_id}).scalar_one())
         ids = [rollout_id for rollout_id, _ in due]
         found = {each.rollout_id: each for each in read_rescorable(connection, run, ids=ids)}
@@ -214,7 +214,7 @@ SELECT count(*) FILTER (WHERE verdict = 'scored'), count(*) FILTER (WHERE verdic
 FROM rescores WHERE run_id = :run_id AND reward = :reward
 """)
 
-_FORGET = text("""
+_DELETE = text("""
 DELETE FROM rescores s USING (
     SELECT rollout_id FROM rescores
     WHERE run_id = :run_id AND reward = :reward AND (verdict IS NOT NULL OR :all)
@@ -222,7 +222,7 @@ DELETE FROM rescores s USING (
 ) AS locked WHERE s.rollout_id = locked.rollout_id AND s.reward = :reward
 """)
 
-_LEAVE = text("""
+_STOP_AWAITING = text("""
 UPDATE rescores s SET awaited = false FROM (
     SELECT rollout_id FROM rescores WHERE run_id = :run_id AND reward = :reward
     ORDER BY rollout_id FOR UPDATE
@@ -231,21 +231,21 @@ UPDATE rescores s SET awaited = false FROM (
 
 
 def count_rescores(connection: Connection, run: Run, reward: str) -> RescoreCount:
-    """Return how the requested rescores stand."""
+    """Return the numbers of requested rescores by their verdict."""
     row = connection.execute(_COUNT, {"run_id": run.run_id, "reward": reward}).one()
     return RescoreCount(*row)
 
 
 def end_rescores(connection: Connection, run: Run, reward: str, *, keep_open: bool) -> None:
-    """Delete requested rescores that nobody waits for any more.
+    """Delete requested rescores that no command waits for any more.
 
     Args:
         connection: An open transaction.
         run: The run.
         reward: The reward.
-        keep_open: Keep those without a verdict: the dispatcher goes on with them.
+        keep_open: Keep the ones without a verdict, which the dispatcher still publishes.
     """
     values = {"run_id": run.run_id, "reward": reward}
-    connection.execute(_FORGET, values | {"all": not keep_open})
+    connection.execute(_DELETE, values | {"all": not keep_open})
     if keep_open:
-        connection.execute(_LEAVE, values)
+        connection.execute(_STOP_AWAITING, values)

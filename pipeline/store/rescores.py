@@ -7,7 +7,7 @@ Recording the same score again changes nothing.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
@@ -16,8 +16,9 @@ from sqlalchemy import Connection, text
 
 from pipeline.contract.messages import Completion
 from pipeline.contract.rollout import RolloutState
+from pipeline.store.attempt_keys import key_arrays
 from pipeline.store.engine import READY_CHANNEL, notify
-from pipeline.store.groups import add_to_counters, close_groups, lock_groups
+from pipeline.store.groups import add_to_counters, close_groups, lock_groups, reopen_groups
 from pipeline.store.outcome_rows import write_rewards
 from pipeline.store.rescore_requests import record_verdicts
 
@@ -34,22 +35,9 @@ JOIN attempts a ON a.rollout_id = given.id AND a.attempt_no = given.no
 ORDER BY r.rollout_id FOR UPDATE OF r
 """)
 
-# A leased or consumed group is not changed any more. A group that was dropped for another reason
-# than failures stays dropped.
-_REOPEN = text("""
-WITH reopened AS (
-    UPDATE groups g SET state = 'open', ready_at = NULL, drop_reason = NULL, reward_mean = NULL,
-        reward_std = NULL
-    FROM (SELECT group_id, state FROM groups WHERE group_id = ANY(:ids)) AS before
-    WHERE g.group_id = before.group_id
-      AND (g.state = 'ready' OR (g.state = 'dropped' AND g.drop_reason = 'failed'))
-    RETURNING g.run_id, g.group_id, before.state AS before
-), noted AS (
-    INSERT INTO events (run_id, entity, entity_id, from_state, to_state, reason)
-    SELECT run_id, 'group', group_id, before, 'open', 'rescored' FROM reopened
-)
-SELECT group_id FROM reopened
-""")
+#: A leased or consumed group is not changed any more. A group that was dropped for another reason
+#: than failures stays dropped.
+_MAY_REOPEN = "(g.state = 'ready' OR (g.state = 'dropped' AND g.drop_reason = 'failed'))"
 
 _ADOPT = text("""
 WITH given AS (
@@ -87,11 +75,8 @@ def record_rescores(connection: Connection, completions: Sequence[Completion]) -
     newest = list(latest.values())
     rows = connection.execute(
         _LOCK,
-        {
-            "ids": [completion.rollout_id for completion in newest],
-            "nos": [completion.attempt_no for completion in newest],
-            "rewards": [_reward_name(completion) for completion in newest],
-        },
+        key_arrays(completion.key for completion in newest)
+        | {"rewards": [_reward_name(completion) for completion in newest]},
     ).all()
     found = {row.rollout_id: row for row in rows}
     known = [completion for completion in newest if completion.rollout_id in found]
@@ -114,23 +99,20 @@ def _adopt(
     groups = lock_groups(connection, [found[c.rollout_id].group_id for c in completions])
     closed = [group_id for group_id, group in groups.items() if not group.is_open]
     writable = {group_id for group_id, group in groups.items() if group.is_open}
-    writable |= set(connection.execute(_REOPEN, {"ids": closed}).scalars())
+    writable |= reopen_groups(connection, closed, _MAY_REOPEN, reason="rescored")
     room = {group_id: groups[group_id].room for group_id in writable}
     taken: list[Completion] = []
-    deltas: dict[UUID, Counter[RolloutState]] = {}
+    deltas: defaultdict[UUID, Counter[RolloutState]] = defaultdict(Counter)
     for completion in completions:
         group_id = found[completion.rollout_id].group_id
         if room.get(group_id, 0) > 0:
             room[group_id] -= 1
             taken.append(completion)
-            delta = deltas.setdefault(group_id, Counter())
-            delta[RolloutState.FAILED] -= 1
-            delta[RolloutState.SUCCEEDED] += 1
+            deltas[group_id].update({RolloutState.FAILED: -1, RolloutState.SUCCEEDED: 1})
     connection.execute(
         _ADOPT,
-        {
-            "ids": [completion.rollout_id for completion in taken],
-            "nos": [completion.attempt_no for completion in taken],
+        key_arrays(completion.key for completion in taken)
+        | {
             "values": [completion.reward for completion in taken],
             "stops": [completion.stop_reason for completion in taken],
         },

@@ -1,8 +1,8 @@
 """The standard error of a run's mean reward, clustered by prompt.
 
-Used by `status.py`. The rollouts of one prompt are alike, so each of them says less about the mean
-than a rollout of another prompt would. With N rewards of the mean m, in G prompts of which prompt g
-has n rewards with the sum s, the variance of the mean is
+Used by `status.py`. The rewards of one prompt's rollouts are correlated, so each of them says less
+about the mean than a reward of another prompt. With N rewards of the mean m, in G prompts of which
+prompt g has n rewards with the sum s, the variance of the mean is
 
     G / (G - 1) * sum over g of (s - m * n)^2 / N^2
 

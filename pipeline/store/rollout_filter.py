@@ -1,7 +1,7 @@
 """Conditions on rollouts, written like Python, translated into SQL with bound values.
 
 `error_class == 'agent_bug' and attempts >= 2 and 'timeout' in message` is parsed as Python and
-translated node by node; anything that is not in the tables below is refused. Used by
+translated node by node; a node that is not in the tables below is refused. Used by
 `rollout retry` and `rollout samples`. Must not: evaluate anything.
 """
 
@@ -19,7 +19,7 @@ from pipeline.contract.errors import InputError
 E_CONDITION = "E108"
 
 _EXAMPLE = "For example: --where \"error_class == 'agent_bug' and 'timeout' in message\""
-_FORM = "It takes comparisons of fields with texts and numbers, joined by and, or, not."
+_FORM = "--where takes comparisons of fields with texts and numbers, joined by and, or, not."
 
 
 class _Term(NamedTuple):
@@ -113,8 +113,8 @@ class _Translation:
     def condition(self, node: ast.expr) -> str:
         match node:
             case ast.BoolOp(op=operator, values=values):
-                word = " AND " if isinstance(operator, ast.And) else " OR "
-                return "(" + word.join(self.condition(value) for value in values) + ")"
+                conjunction = " AND " if isinstance(operator, ast.And) else " OR "
+                return "(" + conjunction.join(self.condition(value) for value in values) + ")"
             case ast.UnaryOp(op=ast.Not(), operand=operand):
                 # NULL compares to nothing: without this, `not` would be neither true nor false.
                 return f"(NOT coalesce({self.condition(operand)}, false))"

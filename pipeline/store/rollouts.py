@@ -13,6 +13,7 @@ from uuid import UUID
 from sqlalchemy import Connection, text
 
 from pipeline.contract.messages import AttemptKey
+from pipeline.store.attempt_keys import key_arrays
 from pipeline.store.runs import Run
 
 #: An advisory lock; nothing else in the database uses this number.
@@ -22,7 +23,7 @@ _NO_END = 2**31 - 1
 
 
 class ClaimedAttempt(NamedTuple):
-    """A claimed rollout; its new attempt is committed before its request is published."""
+    """A claimed rollout with its new attempt; the attempt is committed before it is published."""
 
     rollout_id: UUID
     group_id: UUID
@@ -147,15 +148,15 @@ def renew_unstarted(
 ) -> set[AttemptKey]:
     """Begin the leases of dispatched attempts anew; return those that no worker has announced.
 
-    Attempts that have ended or started are left as they are. One that is locked is just doing so.
+    Attempts that have ended or started stay as they are. An attempt that another transaction has
+    locked is ending or starting.
 
     Args:
         connection: An open transaction; publish only after it is committed.
         keys: The attempts.
         lease_s: Seconds from now until an attempt that does not start counts as lost.
     """
-    ids, nos = [key[0] for key in keys], [key[1] for key in keys]
-    rows = connection.execute(_RENEW_UNSTARTED, {"ids": ids, "nos": nos, "lease_s": lease_s})
+    rows = connection.execute(_RENEW_UNSTARTED, key_arrays(keys) | {"lease_s": lease_s})
     return {(rollout_id, attempt_no) for rollout_id, attempt_no in rows}
 
 

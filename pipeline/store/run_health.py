@@ -1,8 +1,8 @@
 """Runs with too many errors, or with a group that cannot be completed, are paused.
 
 Used by `outcomes.py` inside the ingest transaction, after groups are locked; `status.py` asks
-whether a pause was for failures. Counts from when the run was last started, so that
-`rollout continue` gives it a new chance. Must not: cancel anything.
+whether a pause was for failures. The counts begin when the run was last started, so that
+a continued run is judged by new rollouts only. Must not: cancel anything.
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ def pause_failing_runs(
         if not is_failing(config, finished=finished, failed=failed, prompts=judged.next_group_no):
             continue
         top = connection.execute(_TOP_ERROR, {"run_id": run_id}).scalar_one_or_none()
-        so_many = _so_many(finished, failed, config.max_error_rate)
-        sentences += _pause(connection, run_id, f"{so_many}, most often by {top}")
+        share = _failed_share(finished, failed, config.max_error_rate)
+        sentences += _pause(connection, run_id, f"{share}, most often by {top}")
     return sentences
 
 
@@ -142,11 +142,11 @@ def pause_short_runs(
     return sentences
 
 
-def _so_many(finished: int, failed: int, bound: float | None) -> str:
+def _failed_share(finished: int, failed: int, bound: float | None) -> str:
     if bound is None:
         return f"all of the first {finished} rollouts failed"
-    share = f"{failed / finished:.0%}, allowed are {bound:.0%}"
-    return f"{failed} of {finished} rollouts failed ({share})"
+    allowed = f"{failed / finished:.0%}, allowed are {bound:.0%}"
+    return f"{failed} of {finished} rollouts failed ({allowed})"
 
 
 def _pause(connection: Connection, run_id: UUID, reason: str) -> list[str]:

@@ -1,6 +1,6 @@
 """Runs in the store: created once, found by slug, paused, cancelled, listed.
 
-Used by producers, dispatcher and the command line. Must not: know the broker.
+Used by producers, services, trainer client and command line. Must not: know the broker.
 """
 
 from __future__ import annotations
@@ -90,14 +90,14 @@ class Run:
 def create_run(
     connection: Connection, slug: str, config: RunConfig, *, origin: RunOrigin | None = None
 ) -> Run:
-    """Create the run, or return the one of this slug if it asks for the same thing.
+    """Create the run, or return the run of this slug if its configuration is the same.
 
-    The origin of a run is that of its first call.
+    A run keeps the origin of the call that created it.
 
     Raises:
-        NotAllowed: A run of this slug exists and asks for something else.
+        NotAllowed: A run of this slug exists with another configuration.
     """
-    # The origin is stored beside the fields of the configuration: it is not part of the request.
+    # The origin is stored beside the configuration, and two calls may differ in it.
     stored = config.model_dump(mode="json") | {
         "origin": (origin or RunOrigin()).model_dump(mode="json")
     }
@@ -107,8 +107,8 @@ def create_run(
     run = get_run(connection, slug)
     if differences := _differences(run, config):
         raise NotAllowed(
-            f"Run {slug} exists and asks for something else.",
-            why=f"It differs in: {', '.join(differences)}.",
+            f"Run {slug} exists with another configuration.",
+            why=f"The differences are: {', '.join(differences)}.",
             remedy="Choose another name with --run, or repeat the options of the first call.",
         )
     return run
@@ -118,7 +118,7 @@ def get_run(connection: Connection, slug: str) -> Run:
     """Return the run with exactly this slug.
 
     Raises:
-        NotFound: There is none.
+        NotFound: There is no such run.
     """
     found = connection.execute(_GET, {"slug": slug}).one_or_none()
     if found is None:
@@ -130,7 +130,7 @@ def find_run(connection: Connection, name: str) -> Run:
     """Return the run that an operator means: by its slug, a unique beginning of it, or `@last`.
 
     Raises:
-        NotFound: None, or several.
+        NotFound: No run has this name, or several runs could be meant.
     """
     found = connection.execute(_FIND, {"slug": name}).all()
     if not found:
@@ -181,11 +181,11 @@ def set_run_state(
     connection.execute(_SET_STATE, values | {"restarts": state is RunState.ACTIVE})
 
 
-def refuse_cancelled(run: Run) -> None:
-    """Check that a locked run is not cancelled.
+def require_not_cancelled(run: Run) -> None:
+    """Check that a locked run accepts changes, which a cancelled one does not.
 
     Raises:
-        NotAllowed: It is.
+        NotAllowed: The run is cancelled.
     """
     if run.state is RunState.CANCELLED:
         raise NotAllowed(
@@ -220,7 +220,7 @@ def _run(row: Row[Any]) -> Run:
 def _differences(run: Run, config: RunConfig) -> list[str]:
     # As JSON values: a number written as 1e2 comes back from the store as 100.
     old, new = run.config.model_dump(mode="json"), config.model_dump(mode="json")
-    # Fields that this call leaves open were settled by the first call.
+    # A field that this call leaves open has the value of the first call.
     if config.queue in (DEFAULT_REQUEST_QUEUE, own_queue_of(run.slug)):
         new["queue"] = old["queue"]
     for name in ("base_url", "model"):

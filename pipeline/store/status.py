@@ -1,7 +1,7 @@
 """The status of a run: counts by state, reward, errors, tokens, and reasons for waiting.
 
-Used by the command line and the trainer client. The figures of one status are read by one
-statement, so they are consistent. Reads only.
+Used by the command line and the trainer client. One statement (`status_rows.py`) reads the counts,
+so they are consistent. Reads only.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class RunStatus:
     def has_failed(self) -> bool:
         """Whether the run came to its end, or to a pause, with too many failed rollouts.
 
-        It counts as paused when nothing is under way any more.
+        A pause counts once no rollout is under way any more.
         """
         ended = self.rollouts["succeeded"] + self.rollouts["failed"]
         if self.is_done:
@@ -150,10 +150,10 @@ def run_status(connection: Connection, run: Run, *, started: Collection[str] = (
         run: The run.
         started: Kinds of processes (`worker`, `controller`) that the asking command started.
     """
-    return _run_status(connection, run, prompt_sums(connection, run), started)
+    return _read_status(connection, run, prompt_sums(connection, run), started)[0]
 
 
-def _run_status(
+def _read_status(
     connection: Connection,
     run: Run,
     sums: str,
@@ -161,8 +161,9 @@ def _run_status(
     *,
     consumer: str | None = None,
     spec: BatchSpec | None = None,
-    explains: bool = False,
-) -> RunStatus:
+    asks: bool = False,
+) -> tuple[RunStatus, TrainerFacts | None]:
+    """Return a run's figures, and those of its trainer if it has one or one asks."""
     row = read_figures(connection, run.run_id, sums)
     rollouts = {name: int(getattr(row, name)) for name in ("total", *map(str, RolloutState))}
     n_open = rollouts["queued"] + rollouts["dispatched"] + rollouts["running"]
@@ -174,7 +175,7 @@ def _run_status(
     drops = {reason: n for _, reason, n in row.groups if reason is not None}
     equal = count_equal_rewards(connection, run) if DropReason.ZERO_VARIANCE in drops else {}
     has_trainer = run.config.is_admitted or groups["leased"] or groups["consumed"]
-    capacity = run_capacity(connection, run) if has_trainer or explains else None
+    capacity = run_capacity(connection, run) if has_trainer or asks else None
     facts = WaitFacts(
         run=run.slug,
         state=state,
@@ -206,7 +207,7 @@ def _run_status(
         equal_rewards=equal,
         leased_elsewhere=count_leased_elsewhere(connection, run, consumer),
     )
-    return RunStatus(
+    status = RunStatus(
         run=run.slug,
         sums=account(connection, run.run_id),
         state=state,
@@ -246,6 +247,7 @@ def _run_status(
             ),
         ),
     )
+    return status, trainer
 
 
 def run_stats(
@@ -256,11 +258,14 @@ def run_stats(
     Args:
         connection: An open transaction.
         run: The run.
-        consumer: Who asks; None: a person.
+        consumer: The trainer that asks; None: an operator asks.
         spec: The batch that the trainer waits for; None: the groups of one step of the run.
     """
     # Without the standard error, which trainers do not get, the sums over groups are enough.
-    status = _run_status(connection, run, GROUP_SUMS, consumer=consumer, spec=spec, explains=True)
+    status, trainer = _read_status(
+        connection, run, GROUP_SUMS, consumer=consumer, spec=spec, asks=True
+    )
+    assert trainer is not None
     return PipelineStats(
         run=status.run,
         state=str(status.state),
@@ -271,8 +276,8 @@ def run_stats(
         oldest_running_s=status.oldest_running_s,
         live_workers=status.live_workers,
         waits=status.waits,
-        leased_elsewhere=count_leased_elsewhere(connection, run, consumer),
-        too_small=count_too_small(connection, run, spec) if spec else 0,
+        leased_elsewhere=trainer.leased_elsewhere,
+        too_small=trainer.too_small or 0,
         why=status.trainer,
         equal_rewards=status.equal_rewards,
     )

@@ -54,15 +54,6 @@ class BatchRollout(NamedTuple):
     tokens_digest: str | None
 
 
-class BodyRow(NamedTuple):
-    """The stored body of an attempt."""
-
-    body: bytes | None
-    body_uri: str | None
-    body_digest: str | None
-    codec: str | None
-
-
 _GROUP = "SELECT g.group_id, g.group_no, g.n_target, g.reward_mean, g.reward_std, p.payload"
 _ROLLOUT = """
 SELECT r.group_id, r.rollout_id, r.rollout_index, r.reward, r.stop_reason, a.attempt_no,
@@ -102,12 +93,6 @@ WHERE {_IN_ORDER} AND r.state = 'succeeded' ORDER BY g.group_no, r.rollout_index
 _N_GROUPS = text("SELECT coalesce(max(group_no) + 1, 0) FROM groups WHERE run_id = :run_id")
 
 
-_BODY = text("""
-SELECT body, body_uri, body_digest, codec FROM trajectories
-WHERE rollout_id = :rollout_id AND attempt_no = :attempt_no
-""").execution_options(**{BINARY: True})
-
-
 def read_batch(
     connection: Connection, batch_id: UUID
 ) -> tuple[list[BatchGroup], list[BatchRollout]]:
@@ -136,12 +121,6 @@ def read_stored_groups(
 def count_group_numbers(connection: Connection, run_id: UUID) -> int:
     """Return the number after the last group of a run."""
     return connection.execute(_N_GROUPS, {"run_id": run_id}).scalar_one()
-
-
-def read_body_row(connection: Connection, rollout_id: UUID, attempt_no: int) -> BodyRow:
-    """Return the stored body of an attempt."""
-    values = {"rollout_id": rollout_id, "attempt_no": attempt_no}
-    return BodyRow(*connection.execute(_BODY, values).one())
 
 
 def count_leased_elsewhere(connection: Connection, run: Run, consumer: str | None) -> int:

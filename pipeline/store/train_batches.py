@@ -6,9 +6,14 @@ of its caller.
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, text
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Connection, Row, text
 
 from pipeline.contract.errors import NotAllowed
+from pipeline.contract.rollout import batch_id_of
 from pipeline.store.batch_leases import E_TAKEN_OVER
 from pipeline.store.runs import Run
 
@@ -51,7 +56,7 @@ def commit_batches(
 ) -> int:
     """Consume the groups of all leased steps up to this one; return how many there were.
 
-    Doing it again changes nothing.
+    A second call changes nothing.
 
     Raises:
         NotAllowed: One of the steps was taken over by another consumer, or its groups are no longer
@@ -86,25 +91,28 @@ def _not_committed(step: int, consumer: str, why: str) -> NotAllowed:
     )
 
 
-_ABANDON = text("""
+_GIVE_BACK = text("""
 WITH given_up AS (
-    UPDATE train_batches SET state = 'abandoned', reason = :reason
-    WHERE run_id = :run_id AND consumer = :consumer AND trainer_step = :step AND state = 'leased'
+    UPDATE train_batches SET state = 'abandoned', committed_at = NULL, checkpoint_uri = NULL,
+        reason = :batch_reason
+    WHERE batch_id = ANY(:batches) AND state = ANY(:states)
     RETURNING batch_id
 ), members AS (
     DELETE FROM train_batch_groups m USING given_up WHERE m.batch_id = given_up.batch_id
     RETURNING m.group_id
 ), locked AS (
-    SELECT group_id FROM groups JOIN members USING (group_id)
-    WHERE state = 'leased' ORDER BY group_id FOR UPDATE OF groups
+    SELECT group_id, state FROM groups JOIN members USING (group_id)
+    WHERE state IN ('leased', 'consumed') ORDER BY group_id FOR UPDATE OF groups
 ), freed AS (
-    UPDATE groups g SET state = 'ready' FROM locked WHERE g.group_id = locked.group_id
-    RETURNING g.run_id, g.group_id
+    UPDATE groups g SET state = CASE WHEN :drops THEN 'dropped' ELSE 'ready' END,
+        drop_reason = CASE WHEN :drops THEN :reason END
+    FROM locked WHERE g.group_id = locked.group_id
+    RETURNING g.run_id, g.group_id, g.prompt_id, g.group_no, g.state, locked.state AS before
 ), noted AS (
     INSERT INTO events (run_id, entity, entity_id, from_state, to_state, reason)
-    SELECT run_id, 'group', group_id, 'leased', 'ready', :reason FROM freed
+    SELECT run_id, 'group', group_id, before, state, :reason FROM freed
 )
-SELECT count(*) FROM freed
+SELECT group_id, prompt_id, group_no FROM freed
 """)
 
 
@@ -112,10 +120,37 @@ def abandon_batch(
     connection: Connection, run: Run, *, consumer: str, step: int, reason: str
 ) -> int:
     """Give back the groups of a step; return how many. A step that is not leased has none."""
-    return connection.execute(
-        _ABANDON,
-        {"run_id": run.run_id, "consumer": consumer, "step": step, "reason": reason},
-    ).scalar_one()
+    batch_id = batch_id_of(run.run_id, consumer, step)
+    return len(give_back(connection, [batch_id], states=["leased"], reason=reason))
+
+
+def give_back(
+    connection: Connection,
+    batch_ids: Sequence[UUID],
+    *,
+    states: Sequence[str],
+    reason: str,
+    batch_reason: str | None = None,
+    drops: bool = False,
+) -> Sequence[Row[Any]]:
+    """Give back the groups of batches; return `(group_id, prompt_id, group_no)` of each.
+
+    Args:
+        connection: An open transaction, which has locked the batches if there are several.
+        batch_ids: The batches.
+        states: Only batches in these states.
+        reason: The reason of the groups.
+        batch_reason: The reason of the batches; None: that of the groups.
+        drops: Whether the groups are dropped.
+    """
+    values = {
+        "batches": list(batch_ids),
+        "states": list(states),
+        "reason": reason,
+        "batch_reason": batch_reason or reason,
+        "drops": drops,
+    }
+    return connection.execute(_GIVE_BACK, values).all()
 
 
 _FORGET = text("""
@@ -128,7 +163,7 @@ DELETE FROM train_batch_groups m USING forgotten WHERE m.batch_id = forgotten.ba
 """)
 
 
-def forget_lost_batches(connection: Connection, run: Run, *, consumer: str, after: int) -> None:
+def reset_expired_steps(connection: Connection, run: Run, *, consumer: str, after: int) -> None:
     """Free later steps whose groups another consumer took, so that they can lease other groups."""
     connection.execute(_FORGET, {"run_id": run.run_id, "consumer": consumer, "step": after})
 

@@ -13,6 +13,7 @@ from sqlalchemy import Connection, text
 
 from pipeline.contract.messages import AttemptKey, Completion
 from pipeline.contract.rollout import label_of
+from pipeline.store.attempt_keys import key_arrays
 from pipeline.store.engine import BINARY
 
 _READ = text("""
@@ -32,8 +33,7 @@ def read_unscored(
     connection: Connection, keys: Sequence[AttemptKey]
 ) -> dict[AttemptKey, Completion]:
     """Return the completions of these attempts, which have a trajectory and no reward."""
-    values = {"ids": [key[0] for key in keys], "nos": [key[1] for key in keys]}
-    found = [_completion(row) for row in connection.execute(_READ, values).mappings()]
+    found = [_completion(row) for row in connection.execute(_READ, key_arrays(keys)).mappings()]
     return {completion.key: completion for completion in found}
 
 

@@ -20,7 +20,7 @@ _TOP_ERRORS = 3
 
 @dataclass(frozen=True, slots=True)
 class WaitFacts:
-    """The figures that the reasons are derived from."""
+    """The figures that the reasons follow from."""
 
     run: str
     state: RunState
@@ -45,7 +45,7 @@ class WaitFacts:
 
 @dataclass(frozen=True, slots=True)
 class TrainerFacts:
-    """The figures that a trainer's wait is explained by."""
+    """The figures that explain a trainer's wait."""
 
     wanted: int  #: groups, unless the batch is one of tokens
     groups: Mapping[str, int]  #: by state
@@ -72,7 +72,7 @@ def explain_trainer_wait(facts: TrainerFacts, run: WaitFacts) -> str:
         unless = ", unless its batch asks for more usable rollouts than they have"
         return f"{can}{unless if facts.too_small is None else ''}."
     if is_over and not ready and not facts.leased_elsewhere:
-        return f"No group can become ready any more: {_past(facts)}."
+        return f"No group can become ready any more: {_other_groups(facts)}."
     parts = [f"{n_open} are open"]
     if run.running or run.dispatched:
         oldest = run.oldest_running_s
@@ -82,7 +82,7 @@ def explain_trainer_wait(facts: TrainerFacts, run: WaitFacts) -> str:
         parts.append(f"{run.queued} rollouts are queued")
     if facts.leased_elsewhere:
         parts.append(f"{facts.leased_elsewhere} groups are leased to other consumers")
-    parts.append(_past(facts))
+    parts.append(_other_groups(facts))
     if facts.wanted_tokens is None:
         asked = f"The trainer waits for {wanted} groups and {ready} are ready"
     else:
@@ -101,12 +101,14 @@ def _demand(facts: TrainerFacts) -> tuple[str, str, bool]:
     return f"{facts.wanted_tokens} sampled tokens", are_ready, is_enough
 
 
-def _past(facts: TrainerFacts) -> str:
-    told = f"{facts.groups['consumed']} are consumed"
+def _other_groups(facts: TrainerFacts) -> str:
+    others = f"{facts.groups['consumed']} are consumed"
     if facts.too_small:
-        told = f"{facts.too_small} are ready with too few usable rollouts, {told}"
+        others = f"{facts.too_small} are ready with too few usable rollouts, {others}"
+    if not facts.drops:
+        return others
     drops = [f"{n} {reason}{_values(reason, facts)}" for reason, n in sorted(facts.drops.items())]
-    return f"{told} and {sum(facts.drops.values())} dropped ({', '.join(drops)})" if drops else told
+    return f"{others} and {sum(facts.drops.values())} dropped ({', '.join(drops)})"
 
 
 def _values(reason: str, facts: TrainerFacts) -> str:
@@ -202,11 +204,11 @@ def _no_session(sessions: SessionWaits | None) -> str:
 def _refused_calls(sessions: SessionWaits | None) -> str:
     if sessions is None:
         return ""
-    told = {
+    counts = {
         "AgentCore throttled the call": sessions.throttled,
         "the account had no free session": sessions.refused,
     }
-    reasons = [f"for {n} of them {reason}" for reason, n in told.items() if n]
+    reasons = [f"for {n} of them {reason}" for reason, n in counts.items() if n]
     return f"; {', '.join(reasons)}, which uses no attempt" if reasons else ""
 
 
@@ -224,9 +226,9 @@ def _failing_calls(endpoints: Iterable[EndpointCalls]) -> Iterator[str]:
             continue
         reason = f"failed ({failures[0].message}); they are tried again"
         if n >= calls.last_minute:
-            told = f"all {n} calls" if n > 1 else "the only call"
+            failing = f"all {n} calls" if n > 1 else "the only call"
             yield (
-                f"It waits for the model server {calls.base_url}: {told} in the last minute "
+                f"It waits for the model server {calls.base_url}: {failing} in the last minute "
                 f"{reason}."
             )
         else:

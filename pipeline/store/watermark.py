@@ -32,7 +32,7 @@ class CollectorReport(NamedTuple):
 
 
 # The first collector waits for `grace_s`, like one that was cut off: the workers may have been cut
-# off as well, and need that time to be heard again.
+# off as well, and need that time until their messages arrive again.
 _REPORT = text("""
 INSERT INTO processes (process_id, kind, takes, committed_up_to, markers_from)
 VALUES (:id, 'collector', jsonb_build_object('max_sessions', CAST(:max_sessions AS integer)),
@@ -76,7 +76,7 @@ FROM watermark WHERE process_id = :id
 """)
 
 # Rows that another collector has just locked are deleted by the next report.
-_FORGET_MARKERS = text("""
+_DELETE_MARKERS = text("""
 DELETE FROM markers WHERE (queue, sent_at, collector_id) IN (
     SELECT queue, sent_at, collector_id FROM markers
     WHERE sent_at < greatest(
@@ -86,8 +86,9 @@ DELETE FROM markers WHERE (queue, sent_at, collector_id) IN (
     FOR UPDATE SKIP LOCKED)
 """)
 
-# They may not have been sent. On a broker without order they would count as missing.
-_FORGET_UNREAD = text("DELETE FROM markers WHERE collector_id = :id AND read_at IS NULL")
+# Unread markers of a collector that was cut off may not have been sent. On a broker without order
+# they would count as missing.
+_DELETE_UNREAD = text("DELETE FROM markers WHERE collector_id = :id AND read_at IS NULL")
 
 _ADD_MARKERS = text("""
 INSERT INTO markers (queue, sent_at, collector_id)
@@ -156,9 +157,9 @@ def report_collector(
     }
     now = connection.execute(_REPORT, values).scalar_one()
     connection.execute(_ADVANCE, values | {"queues": len(MARKED_QUEUES)})
-    connection.execute(_FORGET_MARKERS, values)
+    connection.execute(_DELETE_MARKERS, values)
     if was_cut_off:
-        connection.execute(_FORGET_UNREAD, values)
+        connection.execute(_DELETE_UNREAD, values)
     if with_markers:
         connection.execute(_ADD_MARKERS, values | {"queues": list(MARKED_QUEUES)})
     silent = connection.execute(_SILENT, values).scalars()
@@ -192,8 +193,3 @@ def remove_collectors(connection: Connection, collector_ids: Sequence[str]) -> N
 def read_watermark(connection: Connection) -> datetime | None:
     """Return the time before which all messages of workers were committed; None while unknown."""
     return connection.execute(_WATERMARK).scalar_one()
-
-
-def read_time(connection: Connection) -> datetime:
-    """Return the time of the database, which the watermark is compared with."""
-    return connection.execute(text("SELECT clock_timestamp()")).scalar_one()

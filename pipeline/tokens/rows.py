@@ -53,7 +53,7 @@ def shard_rows(
     """Return the rows of one rank, in their order; each row belongs to exactly one rank.
 
     The shards' tokens differ by the longest row (`groups`: the longest group) at most, and their
-    numbers of rows (of groups) by one. They depend on the rows alone.
+    numbers of rows (of groups) by one. The shards depend on the rows alone.
 
     Raises:
         InputError: There is no such rank, or no such balance.
@@ -64,9 +64,9 @@ def shard_rows(
     if not 0 <= rank < world_size:
         raise InputError(f"There is no rank {rank} of {world_size}.", remedy="Ranks count from 0.")
     parts: dict[UUID | int, list[int]] = {}
-    for place, row in enumerate(rows):
-        parts.setdefault(row.group_id if balance == "groups" else place, []).append(place)
-    sizes = {key: sum(len(rows[place].token_ids) for place in parts[key]) for key in parts}
+    for index, row in enumerate(rows):
+        parts.setdefault(row.group_id if balance == "groups" else index, []).append(index)
+    sizes = {key: sum(len(rows[index].token_ids) for index in parts[key]) for key in parts}
     longest_first = sorted(parts, key=lambda key: (-sizes[key], parts[key][0]))
     loads = [0] * world_size
     chosen: list[int] = []
@@ -77,4 +77,4 @@ def shard_rows(
         for each, key in zip(fewest_first, longest_first[begin : begin + world_size], strict=False):
             loads[each] += sizes[key]
             chosen += parts[key] if each == rank else ()
-    return [rows[place] for place in sorted(chosen)]
+    return [rows[index] for index in sorted(chosen)]

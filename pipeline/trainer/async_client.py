@@ -1,8 +1,8 @@
 """The trainer's client for asyncio: the methods of `TrainerClient`, awaitable.
 
-Used by asynchronous trainers. It has two threads of its own, whatever is awaited or cancelled: one
-for statements, one that listens while a pull waits. A task renews the leases while a step trains.
-Must not: run a statement on the event loop.
+Used by asynchronous trainers. The client has two threads of its own: one runs the statements, one
+listens while a pull waits. A task renews the leases while a step trains. Must not: run a statement
+on the event loop.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 class _Prefetch(NamedTuple):
-    """The pull of a step that was begun in advance."""
+    """A pull that `prefetch` began."""
 
     spec: BatchSpec | None
     policy_version: int | None
@@ -48,7 +48,7 @@ class _Prefetch(NamedTuple):
 
     @property
     def found(self) -> bool:
-        """Whether the batch is there; an error that waiting does not mend counts as found."""
+        """Whether the pull has its batch, or an error other than `NotReady`."""
         task = self.pulling
         return task.done() and not task.cancelled() and not isinstance(task.exception(), NotReady)
 
@@ -118,7 +118,7 @@ class AsyncTrainerClient:
             step: See `TrainerClient.pull`.
             spec: None: that of the prefetch, if there is one.
             policy_version: None: that of the prefetch, if there is one.
-            timeout_s: Longest wait. None does not wait, but for a prefetch as long as that waits.
+            timeout_s: Longest wait. None: no wait, or that of the prefetch if there is one.
         """
         began = asyncio.get_running_loop().time()
         if (prefetch := self._prefetched.get(step)) is not None:
@@ -128,7 +128,7 @@ class AsyncTrainerClient:
             if prefetch.found:
                 del self._prefetched[step]
                 return prefetch.pulling.result()
-            await self._forget([step])
+            await self._cancel_prefetches([step])
         waited_s = asyncio.get_running_loop().time() - began
         return await self._pull(step, spec, policy_version, max(0.0, (timeout_s or 0.0) - waited_s))
 
@@ -165,7 +165,7 @@ class AsyncTrainerClient:
 
         Args:
             step: The step; a second call for it changes nothing.
-            spec: What to lease.
+            spec: The batch to lease.
             policy_version: The version with which this batch will be trained, such as the current
                 one plus 1.
             timeout_s: Longest wait.
@@ -178,12 +178,12 @@ class AsyncTrainerClient:
 
     async def abandon(self, step: int, *, reason: str) -> int:
         """Give back the groups of a step; a prefetch of it ends."""
-        await self._forget([step])
+        await self._cancel_prefetches([step])
         return await self._do(self._client.abandon, step, reason=reason)
 
     async def resume(self, *, committed_step: int | None, later: Later = "replay") -> ResumeInfo:
         """Return the next step after a restart from a checkpoint; prefetches end."""
-        await self._forget(list(self._prefetched))
+        await self._cancel_prefetches(list(self._prefetched))
         return await self._do(self._client.resume, committed_step=committed_step, later=later)
 
     commit = _awaited(TrainerClient.commit)
@@ -218,15 +218,15 @@ class AsyncTrainerClient:
 
     async def close(self) -> None:
         """End prefetches and renewals, and close the connections."""
-        await self._forget(list(self._prefetched))
+        await self._cancel_prefetches(list(self._prefetched))
         if self._renewing is not None:
             self._renewing.cancel()
             await asyncio.wait({self._renewing})
         loop = asyncio.get_running_loop()
-        # A cancelled await leaves its statement to its thread, which ends it first.
-        await loop.run_in_executor(None, self._shut)
+        # The thread of a cancelled await still runs its statement, which must end first.
+        await loop.run_in_executor(None, self._close_threads)
 
-    def _shut(self) -> None:
+    def _close_threads(self) -> None:
         self._listening.shutdown(wait=True)
         self._statements.shutdown(wait=True)
         self._client.close()
@@ -235,7 +235,7 @@ class AsyncTrainerClient:
         call = partial(work, *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self._statements, call)
 
-    async def _forget(self, steps: list[int]) -> None:
+    async def _cancel_prefetches(self, steps: list[int]) -> None:
         tasks = [self._prefetched.pop(step).pulling for step in steps if step in self._prefetched]
         for task in tasks:
             task.cancel()
@@ -256,6 +256,6 @@ class AsyncTrainerClient:
 
 
 def _retrieve(task: asyncio.Task[TrainBatch]) -> None:
-    """Retrieve the exception of a prefetch that is never pulled, or asyncio logs it as lost."""
+    """Retrieve the exception of a prefetch that is never pulled: asyncio would log it."""
     if not task.cancelled():
         task.exception()

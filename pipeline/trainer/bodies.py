@@ -1,4 +1,4 @@
-"""Stored trajectories of rows, from the store or the payload store, checked by their digest.
+"""Bodies and tokens of rows, read from the row or the payload store and checked by their digest.
 
 Used by the trainer client, the export and the command line. Must not: lease or change anything.
 """
@@ -9,7 +9,7 @@ from typing import Protocol
 
 from pipeline.contract.errors import ConfigError, PipelineError
 from pipeline.contract.trajectory import TrajectoryRecord, unpack_record
-from pipeline.queue.claim_checks import load_body, load_tokens, require_digest
+from pipeline.queue.claim_checks import load_body, load_object, require_digest
 from pipeline.queue.payloads import PayloadStore
 
 
@@ -23,7 +23,7 @@ class BodyRow(Protocol):
 
     @property
     def body_uri(self) -> str | None:
-        """Its place in the payload store."""
+        """Its URI in the payload store."""
         ...
 
     @property
@@ -33,7 +33,7 @@ class BodyRow(Protocol):
 
     @property
     def codec(self) -> str | None:
-        """How it is compressed; None without a body."""
+        """Its compression; None without a body."""
         ...
 
 
@@ -47,7 +47,7 @@ class TokensRow(Protocol):
 
     @property
     def tokens_uri(self) -> str | None:
-        """Their place in the payload store."""
+        """Their URI in the payload store."""
         ...
 
     @property
@@ -83,7 +83,7 @@ def read_tokens(row: TokensRow, payloads: PayloadStore | None) -> bytes:
         return require_digest(bytes(row.tokens), row.tokens_digest, of="in the database")
     if row.tokens_uri is None:
         return b""
-    return load_tokens(row.tokens_uri, row.tokens_digest, _required(payloads, row.tokens_uri))
+    return load_object(row.tokens_uri, row.tokens_digest, _required(payloads, row.tokens_uri))
 
 
 def read_record(row: BodyRow, payloads: PayloadStore) -> TrajectoryRecord | None:
@@ -111,7 +111,7 @@ def try_read_record(
 def _required(payloads: PayloadStore | None, uri: str) -> PayloadStore:
     if payloads is None:
         raise ConfigError(
-            f"A trajectory lies at {uri}.",
+            f"A trajectory is stored at {uri}.",
             remedy="Give the client the payload store: TrainerClient(payloads=…).",
         )
     return payloads

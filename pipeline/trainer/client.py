@@ -34,14 +34,14 @@ from pipeline.store.schema import require_current
 from pipeline.store.train_batches import (
     abandon_batch,
     commit_batches,
-    forget_lost_batches,
     list_steps,
+    reset_expired_steps,
 )
 from pipeline.trainer.batches import ConsumerBatches
 from pipeline.trainer.run_control import RunControl
 from pipeline.trainer.train_batch import TrainBatch
 
-#: Longer than most trainer steps. An expired lease ends only if another consumer needs the groups.
+#: Longer than most trainer steps. An expired lease ends only if another consumer pulls the groups.
 LEASE_S = 3600.0
 _POLL_S = 2.0
 
@@ -85,11 +85,11 @@ class TrainerClient(RunControl):
     ) -> TrainerClient:
         """Return a client for the store that the settings name, or the private one of this folder.
 
-        This starts no private server; a running one stays until `rollout down`.
+        No private server is started, and a running one stays until `rollout down`.
 
         Raises:
             ServiceUnavailable: The settings name no database, and no private one runs.
-            SchemaOutdated: It is not migrated.
+            SchemaOutdated: The database is not migrated.
         """
         settings = settings or load_settings()
         url = settings.database.url
@@ -115,7 +115,7 @@ class TrainerClient(RunControl):
 
         Args:
             step: The trainer's step; pulled again it gives the same groups in the same order.
-            spec: What to lease; a replay keeps what was leased.
+            spec: The batch to lease; a replay returns the groups that were leased.
             policy_version: Version of the weights being trained; groups that are more than
                 `spec.max_staleness` versions behind it are dropped. None: none is too old.
             timeout_s: Longest wait for enough groups; None does not wait.
@@ -125,8 +125,8 @@ class TrainerClient(RunControl):
                 waiting longer is of no use.
             NotAllowed: Another consumer took over this step's groups.
             UnreadableBody: The step was pulled before, and a trajectory of it is gone or damaged.
-                In a step that is pulled for the first time, other groups take the place of such a
-                group, which is dropped.
+                In a step that is pulled for the first time, such a group is dropped, and another
+                one replaces it.
             ServiceUnavailable: The payload store does not answer; nothing is dropped.
         """
         deadline = time.monotonic() + (timeout_s or 0.0)
@@ -211,9 +211,9 @@ class TrainerClient(RunControl):
 
         Args:
             committed_step: The step of the checkpoint; None: there is no checkpoint.
-            later: What becomes of this consumer's later steps. `replay`: pulled again, they give
-                the same batches. `ready`: their groups are ready for whoever pulls next. `afresh`:
-                their groups are dropped as `rewound`, and their prompts enqueued again.
+            later: The treatment of this consumer's later steps. `replay`: pulled again, they give
+                the same batches. `ready`: their groups are ready for the next pull. `afresh`: their
+                groups are dropped as `rewound`, and their prompts enqueued again.
 
         Raises:
             NotAllowed: One of the committed steps was taken over by another consumer.
@@ -226,7 +226,7 @@ class TrainerClient(RunControl):
         after = -1 if committed_step is None else committed_step
         if committed_step is not None:
             self.commit(committed_step)
-        transact(self._engine, forget_lost_batches, self._run, consumer=self._consumer, after=after)
+        transact(self._engine, reset_expired_steps, self._run, consumer=self._consumer, after=after)
         return transact(
             self._engine,
             resume_consumer,

@@ -1,6 +1,6 @@
 """The files of an export, JSON Lines and Parquet: complete before they replace the target.
 
-Used by `export.py`. Must not: know the store.
+Used by `export.py` and the adapters that write files. Must not: know the store.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, Protocol
+from typing import Any, BinaryIO, Literal
 
 from pipeline.contract.errors import InputError
 from pipeline.contract.trajectory import dump_json
@@ -25,8 +25,8 @@ EXPORT_SCHEMA = 3
 STDOUT = Path("-")
 E_OUTPUT = "E109"
 
-#: The columns of a line and their types, the same in both formats; docs/operate.md
-#: explains them. Columns without fixed fields are `json`: an object in JSON Lines, its text in
+#: The columns of a line and their types, the same in both formats; docs/operate.md explains
+#: them. Columns without fixed fields are `json`: an object in JSON Lines, its text in
 #: Parquet. Any value may be null.
 COLUMNS = {
     "run": "string",
@@ -93,18 +93,6 @@ _PARQUET_ROWS = 1000
 _PARQUET_CHARS = 32 * 1024 * 1024
 
 
-class Writer(Protocol):
-    """Takes the lines of an export."""
-
-    def write(self, line: dict[str, Any]) -> None:
-        """Write a line."""
-        ...
-
-    def close(self) -> None:
-        """Write buffered lines; the file stays open."""
-        ...
-
-
 def require_format(to: Format) -> None:
     """Check that a format can be written here.
 
@@ -115,8 +103,8 @@ def require_format(to: Format) -> None:
         require_extra("pyarrow", "parquet", use="Parquet files need")
 
 
-def open_writer(file: BinaryIO, to: Format, *, run: str) -> Writer:
-    """Return a writer of this format."""
+def open_writer(file: BinaryIO, to: Format, *, run: str) -> _JsonLines | _Parquet:
+    """Return a writer of this format; its `close` leaves the file open."""
     return _Parquet(file, run) if to == "parquet" else _JsonLines(file)
 
 
@@ -171,10 +159,7 @@ class _Parquet:
         import pyarrow.parquet as pq
 
         self._pa = pa
-        self._schema = pa.schema(
-            [(name, _arrow_type(kind)) for name, kind in COLUMNS.items()],
-            metadata={"rollout.export_schema": str(EXPORT_SCHEMA), "rollout.run": run},
-        )
+        self._schema = arrow_schema(COLUMNS, export_schema=str(EXPORT_SCHEMA), run=run)
         self._writer = pq.ParquetWriter(file, self._schema, compression="zstd")
         self._rows: list[dict[str, Any]] = []
         self._chars = 0
@@ -200,9 +185,26 @@ class _Parquet:
 _TEXTS = ["diff", *(name for name, kind in COLUMNS.items() if kind == "json")]
 
 
+def arrow_schema(columns: Mapping[str, str], **metadata: str) -> Any:
+    """Return the `pyarrow.Schema` of columns; their kinds are those of `COLUMNS`, or `list of …`.
+
+    Args:
+        columns: The kind of each column, by name.
+        metadata: Values that a file keeps, each as `rollout.NAME`.
+    """
+    import pyarrow as pa
+
+    return pa.schema(
+        [(name, _arrow_type(kind)) for name, kind in columns.items()],
+        metadata={f"rollout.{name}": value for name, value in metadata.items()},
+    )
+
+
 def _arrow_type(kind: str) -> Any:
     import pyarrow as pa
 
+    if kind.startswith("list of "):
+        return pa.list_(_arrow_type(kind.removeprefix("list of ")))
     if kind in FIELDS:
         fields = pa.struct([(name, _arrow_type(each)) for name, each in FIELDS[kind].items()])
         return pa.list_(fields) if kind == "rewards" else fields

@@ -25,7 +25,7 @@ def require_extra(package: str, extra: str, *, use: str) -> None:
     Args:
         package: The name that is imported.
         extra: The extra of this project that brings it.
-        use: What needs it, as the beginning of a sentence: `Parquet files need`.
+        use: The feature that needs it, as the beginning of a sentence: `Parquet files need`.
 
     Raises:
         MissingExtra: The package is not installed.

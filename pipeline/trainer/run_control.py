@@ -1,6 +1,6 @@
 """A trainer's operations on its run: publish weights, enqueue prompts, cancel groups, read figures.
 
-`TrainerClient` adds the batches. Must not: decide which prompts are worth it.
+`TrainerClient` inherits these methods and adds the batches. Must not: choose prompts.
 """
 
 from __future__ import annotations
@@ -66,14 +66,14 @@ class RunControl:
         Args:
             version: Ascending. The current one may be published again with another mode.
             endpoints: Base URLs that serve it; None: those of the version before.
-            uri: Where the weights are, for the record.
-            mode: What becomes of model calls. `keep`: those under way finish on the old weights;
+            uri: The location of the weights, stored with the version.
+            mode: The treatment of model calls. `keep`: those under way finish on the old weights;
                 `abort`: they are repeated on the new ones; `pause`: new calls wait for the next
                 publication, for at most `worker.policy_pause_wait_s`.
 
         Raises:
             NotAllowed: A later version was published before, or the run is cancelled.
-            InputError: The version, the mode or an endpoint cannot be.
+            InputError: The version, the mode or an endpoint is not valid.
         """
         given = endpoints if endpoints is None or isinstance(endpoints, str) else tuple(endpoints)
         urls = check_publication(version, given, mode)
@@ -162,7 +162,7 @@ def _payload(prompt: str | Mapping[str, Any], row_no: int) -> dict[str, Any]:
     if not (payload.get("content") or payload.get("messages")):
         raise InputError(
             f"Prompt {row_no} has no text.",
-            why="It has neither `content` nor `messages`.",
+            why="The payload has neither `content` nor `messages`.",
             remedy="Give a text, or a payload with one of them.",
         )
     return payload

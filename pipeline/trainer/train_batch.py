@@ -1,7 +1,7 @@
 """The batch that a trainer gets: groups with their rollouts, and their tokens as rows.
 
-Made by `batches.py`. A rollout with tokens is read without its body; the body is fetched when the
-trajectory is first asked for. Must not: lease or change anything.
+`batches.py` and `stored_groups.py` make it. A rollout with tokens is read without its body; the
+body is fetched when the trajectory is first read. Must not: lease or change anything.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class TrainRollout:
         """The stored bytes of the trajectory.
 
         Raises:
-            UnreadableBody: They are gone or damaged.
+            UnreadableBody: The bytes are gone or damaged.
             ServiceUnavailable: The store or the payload store does not answer.
         """
         return self._read_body()

@@ -16,13 +16,14 @@ from sqlalchemy import Engine
 from pipeline.contract.errors import UnreadableBody
 from pipeline.queue.payloads import PayloadStore
 from pipeline.store.engine import transact
-from pipeline.store.train_batch_rows import BatchGroup, BatchRollout, read_body_row
+from pipeline.store.stored_bodies import read_body_row
+from pipeline.store.train_batch_rows import BatchGroup, BatchRollout
 from pipeline.trainer.bodies import read_body, read_tokens
 from pipeline.trainer.train_batch import TrainGroup, TrainRollout
 
 
-class Bodies(NamedTuple):
-    """The content that was read of a rollout: its tokens, or else the body of its trajectory."""
+class RolloutBodies(NamedTuple):
+    """The bodies of a rollout: its tokens, or without tokens the body of its trajectory."""
 
     tokens: bytes
     body: bytes | None
@@ -37,13 +38,13 @@ class GroupReader:
 
     def read(
         self, rollouts: Sequence[BatchRollout]
-    ) -> tuple[dict[UUID, Bodies], dict[UUID, UnreadableBody]]:
+    ) -> tuple[dict[UUID, RolloutBodies], dict[UUID, UnreadableBody]]:
         """Return the bodies by rollout, and the first error of each group that has one.
 
         Raises:
             ServiceUnavailable: The payload store does not answer.
         """
-        bodies: dict[UUID, Bodies] = {}
+        bodies: dict[UUID, RolloutBodies] = {}
         unreadable: dict[UUID, UnreadableBody] = {}
         for row in rollouts:
             if row.group_id in unreadable:
@@ -51,7 +52,7 @@ class GroupReader:
             try:
                 tokens = read_tokens(row, self._payloads)
                 body = None if tokens else read_body(row, self._payloads) or b""
-                bodies[row.rollout_id] = Bodies(tokens, body)
+                bodies[row.rollout_id] = RolloutBodies(tokens, body)
             except UnreadableBody as error:
                 unreadable[row.group_id] = error
         return bodies, unreadable
@@ -60,7 +61,7 @@ class GroupReader:
         self,
         groups: Sequence[BatchGroup],
         rollouts: Sequence[BatchRollout],
-        bodies: Mapping[UUID, Bodies],
+        bodies: Mapping[UUID, RolloutBodies],
     ) -> tuple[TrainGroup, ...]:
         """Return the groups, in the order of their rows; each rollout needs its bodies."""
         members: dict[UUID, list[TrainRollout]] = {}

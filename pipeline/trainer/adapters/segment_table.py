@@ -15,9 +15,10 @@ import numpy as np
 
 from pipeline.contract.advantages import AdvantageKind
 from pipeline.tokens.rows import TokenRow
-from pipeline.trainer.export_files import output_file
+from pipeline.trainer.adapters.row_sources import row_sources
+from pipeline.trainer.export_files import arrow_schema, output_file
 from pipeline.trainer.extras import require_extra
-from pipeline.trainer.train_batch import TrainBatch
+from pipeline.trainer.train_batch import TrainBatch, TrainGroup, TrainRollout
 
 #: Version of the columns, kept in the metadata of tables and files.
 SEGMENT_SCHEMA = 1
@@ -70,8 +71,7 @@ def segment_table(batch: TrainBatch, *, advantages: AdvantageKind | None = None)
     require_extra("pyarrow", "parquet", use="Tables of segments need")
     import pyarrow as pa
 
-    rows = batch.rows()
-    columns = _columns(batch, rows, advantages)
+    columns = _columns(batch, advantages)
     schema = _schema(batch.run)
     return pa.Table.from_arrays(
         [
@@ -139,16 +139,10 @@ def segment_dataset(
     return Dataset(pa.concat_tables([_schema(run).empty_table(), *tables]))
 
 
-def _columns(
-    batch: TrainBatch, rows: Sequence[TokenRow], advantages: AdvantageKind | None
-) -> dict[str, list[Any]]:
+def _columns(batch: TrainBatch, advantages: AdvantageKind | None) -> dict[str, list[Any]]:
     values = batch.advantages(advantages) if advantages is not None else {}
-    rollouts = {
-        rollout.rollout_id: (group, rollout) for group in batch.groups for rollout in group.rollouts
-    }
 
-    def cells(row: TokenRow) -> Iterator[Any]:
-        group, rollout = rollouts[row.rollout_id]
+    def cells(row: TokenRow, group: TrainGroup, rollout: TrainRollout) -> Iterator[Any]:
         yield batch.run
         yield batch.step if batch.step >= 0 else None
         yield str(row.group_id)
@@ -165,8 +159,8 @@ def _columns(
         yield row.prompt_length
         yield from (row.token_ids, row.loss_mask, row.logprobs, row.versions)
 
-    table = [list(cells(row)) for row in rows]
-    return {name: [line[place] for line in table] for place, name in enumerate(SEGMENT_COLUMNS)}
+    table = [list(cells(*source)) for source in row_sources(batch)]
+    return {name: [line[index] for line in table] for index, name in enumerate(SEGMENT_COLUMNS)}
 
 
 def _list_array(values: Sequence[np.ndarray[Any, Any]], kind: Any) -> Any:
@@ -181,13 +175,4 @@ def _list_array(values: Sequence[np.ndarray[Any, Any]], kind: Any) -> Any:
 
 
 def _schema(run: str) -> Any:
-    import pyarrow as pa
-
-    def arrow_type(kind: str) -> Any:
-        item = kind.removeprefix("list of ")
-        return pa.list_(getattr(pa, item)()) if item != kind else getattr(pa, kind)()
-
-    return pa.schema(
-        [(name, arrow_type(kind)) for name, kind in SEGMENT_COLUMNS.items()],
-        metadata={"rollout.segment_schema": str(SEGMENT_SCHEMA), "rollout.run": run},
-    )
+    return arrow_schema(SEGMENT_COLUMNS, segment_schema=str(SEGMENT_SCHEMA), run=run)

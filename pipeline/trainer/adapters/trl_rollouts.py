@@ -96,7 +96,7 @@ class PipelineRollouts:
 
         Raises:
             NotReady: No batch was ready in time, or the run has no more.
-            NotAllowed: It is an evaluation; or the groups do not fit the trainer's batch.
+            NotAllowed: The trainer evaluates, or the groups do not fit the trainer's batch.
         """
         if not trainer.model.training:
             raise NotAllowed(

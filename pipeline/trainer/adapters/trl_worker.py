@@ -16,6 +16,7 @@ import numpy as np
 
 from pipeline.contract.advantages import AdvantageKind
 from pipeline.contract.train_batch import BatchSpec, NotReady, ResumeInfo
+from pipeline.trainer.adapters.row_sources import prompt_messages, row_sources
 from pipeline.trainer.client import TrainerClient
 from pipeline.trainer.extras import require_extra
 from pipeline.trainer.train_batch import TrainBatch, TrainGroup
@@ -176,11 +177,9 @@ class PipelineRolloutWorker:
         )
 
         advantages = batch.advantages(self._advantages)
-        groups = {group.group_id: group for group in batch.groups}
-        for row in batch.rows():
-            group = groups[row.group_id]
+        for row, group, _ in row_sources(batch):
             yield RolloutSample(
-                prompt=_messages(group),
+                prompt=prompt_messages(group),
                 completion=[],
                 input_ids=row.token_ids.astype(np.int64),
                 completion_mask=row.loss_mask.astype(np.int64),
@@ -196,8 +195,3 @@ class PipelineRolloutWorker:
         """Return the oldest version of a group as the trainer counts; unknown ones are current."""
         known = [each.version_min for each in group.rollouts if each.version_min is not None]
         return min(known) - self._first_version() if known else self._version
-
-
-def _messages(group: TrainGroup) -> list[dict[str, Any]]:
-    given = group.prompt.get("messages")
-    return given or [{"role": "user", "content": str(group.prompt.get("content", ""))}]

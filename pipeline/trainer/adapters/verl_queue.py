@@ -122,8 +122,8 @@ class PipelineManager:
 
         Raises:
             NotReady: No batch was ready in time, or the run has no more.
-            NotAllowed: It is a validation, a second batch of a step, or the run's last groups are
-                fewer than the prompts.
+            NotAllowed: verl validates, or asks for a second batch of a step, or the run's last
+                groups are fewer than the prompts.
         """
         # verl's batch is a TensorDict, whose `get` returns a wrapper that has no truth value.
         if "validate" in set(prompts.keys()) and prompts["validate"]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pipeline.tokens.rows import TokenRow
+from pipeline.trainer.adapters.row_sources import prompt_messages, row_sources
 from pipeline.trainer.train_batch import TrainBatch
 
 
@@ -22,19 +23,13 @@ def described_rows(batch: TrainBatch) -> Iterator[tuple[TokenRow, dict[str, Any]
         InputError: A rollout has no reward.
     """
     batch.advantages()  # its error names the rollout and the command that scores it
-    places = {
-        rollout.rollout_id: (group, rollout) for group in batch.groups for rollout in group.rollouts
-    }
-    for row in batch.rows():
-        group, rollout = places[row.rollout_id]
-        prompt = group.prompt
+    for row, group, rollout in row_sources(batch):
         yield (
             row,
             {
-                "raw_prompt": prompt.get("messages")
-                or [{"role": "user", "content": str(prompt.get("content", ""))}],
+                "raw_prompt": prompt_messages(group),
                 "data_source": batch.run,
-                "reward_model": {"style": "rule", "ground_truth": prompt.get("answer")},
+                "reward_model": {"style": "rule", "ground_truth": group.prompt.get("answer")},
                 "rollout_id": str(row.rollout_id),
                 "num_turns": 2 * len(row.calls),
                 "multi_modal_inputs": {},
