@@ -14,13 +14,13 @@ import traceback
 import uuid
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from workers.core.base_agent import BaseAgent
 from workers.core.interaction import create_interactions
 from workers.core.registry import check_agent_options, get_agent_class
+from workers.core.rollout_config import AgenticRolloutConfig, read_rollout_config
 from workers.core.sync_call import call_sync_or_async
 from workers.core.trajectory import Trajectory
 from workers.core.trajectory_files import write_trajectories
@@ -29,54 +29,6 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_SAVE_PATH = "./trajectories"
 DEFAULT_OPENAI_MODEL = "gpt-4o-mini"  # where only OPENAI_API_KEY is set
-_TRUE, _FALSE = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
-
-
-def _saves_by_default() -> bool:
-    value = os.environ.get("AGENTIC_SAVE_TRAJECTORIES", "").strip().lower()
-    if value in _TRUE or value in _FALSE:
-        return value in _TRUE
-    raise ValueError(f"AGENTIC_SAVE_TRAJECTORIES is {value!r}; set it to true or false")
-
-
-@dataclass
-class AgenticRolloutConfig:
-    """The configuration of a rollout.
-
-    Attributes:
-        agent_type: Name of a registered agent.
-        max_steps: Most steps of a trajectory.
-        max_tokens_per_step: Most tokens sampled by one model call.
-        temperature: Sampling temperature.
-        tools_config: Tool name to its settings, such as `{"calculator": {"precision": 10}}`.
-        interactions_config: Interaction name to object or class, see `workers.core.interaction`.
-        agent_config: Further options of the agent, such as `{"native_tools": True}`.
-        batch_size: Number of finished trajectories that are written to disk together.
-        concurrent_requests: Most concurrent trajectories, and most concurrent model calls.
-        include_trajectory_in_output: Whether `generate_sequences` returns whole trajectories, too.
-        save_trajectories: Whether trajectories are written as JSON files; the default is the value
-            of `AGENTIC_SAVE_TRAJECTORIES`.
-        trajectory_save_path: Directory for them; `./trajectories` when None.
-    """
-
-    agent_type: str = "react"
-    max_steps: int = 10
-    max_tokens_per_step: int = 512
-    temperature: float = 0.7
-    tools_config: Mapping[str, Any] | Sequence[str] | None = None
-    interactions_config: Mapping[str, Any] | None = None
-    agent_config: dict[str, Any] = field(default_factory=dict)
-    batch_size: int = 1
-    concurrent_requests: int = 4
-    include_trajectory_in_output: bool = True
-    save_trajectories: bool = field(default_factory=_saves_by_default)
-    trajectory_save_path: str | os.PathLike[str] | None = None
-
-    def __post_init__(self) -> None:
-        """Reject numbers with which no trajectory could run."""
-        for name in ("max_steps", "max_tokens_per_step", "batch_size", "concurrent_requests"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
 
 
 class AgenticRollout:
@@ -103,7 +55,7 @@ class AgenticRollout:
         **kwargs: Any,
     ) -> None:
         _set_log_level()
-        self.config = _config_of(config, kwargs)
+        self.config = read_rollout_config(config, kwargs)
         self.tokenizer = tokenizer
         self.llm_generate_func = llm_generate_func or client_from_environment()
         self.agent = self._make_agent()
@@ -181,10 +133,10 @@ class AgenticRollout:
             **config.agent_config,
         )
         agent.set_interactions(create_interactions(config.interactions_config))
-        agent.on_finalized = self._keep
+        agent.on_finalized = self._save
         return agent
 
-    def _keep(self, trajectory: Trajectory) -> None:
+    def _save(self, trajectory: Trajectory) -> None:
         """Save a finished trajectory, also one of a direct call of the agent."""
         if self.config.save_trajectories:
             self._unsaved.append(trajectory)
@@ -206,7 +158,7 @@ class AgenticRollout:
             except Exception as error:  # a row fails alone, with any exception of agent or client
                 logger.warning("trajectory %s failed: %s", request_id, error)
                 _mark_failed(trajectory, error)
-                self._keep(trajectory)
+                self._save(trajectory)
                 return trajectory
 
     async def _bounded_llm(self, messages: list[dict[str, Any]], **options: Any) -> Any:
@@ -259,28 +211,6 @@ def create_agentic_rollout(config_dict: Mapping[str, Any], **kwargs: Any) -> Age
         **kwargs: As `AgenticRollout`.
     """
     return AgenticRollout(config_dict, **kwargs)
-
-
-def _config_of(
-    config: AgenticRolloutConfig | Mapping[str, Any] | None, changes: Mapping[str, Any]
-) -> AgenticRolloutConfig:
-    if isinstance(config, AgenticRolloutConfig):
-        given = {item.name: getattr(config, item.name) for item in fields(config)}
-    else:
-        given = dict(config or {})
-        if given.pop("rollout_type", "agentic") != "agentic":
-            raise ValueError("rollout_type must be 'agentic'")
-        nested = given.get("agent_config") or {}
-        known = {item.name for item in fields(AgenticRolloutConfig)}
-        given["agent_config"] = {k: v for k, v in nested.items() if k not in known}
-        given |= {k: v for k, v in nested.items() if k in known}
-    given |= changes
-    known_names = [item.name for item in fields(AgenticRolloutConfig)]
-    if unknown := sorted(set(given) - set(known_names)):
-        raise ValueError(
-            f"unknown rollout settings: {', '.join(unknown)}; known: {', '.join(known_names)}"
-        )
-    return AgenticRolloutConfig(**given)
 
 
 def _set_log_level() -> None:

@@ -14,10 +14,11 @@ if TYPE_CHECKING:
     from workers.agentcore.app import AgentCoreRLApp
     from workers.agentcore.batch import AsyncBatchResult, BatchItem, BatchResult
     from workers.agentcore.batch_runner import BatchRunner
-    from workers.agentcore.client import RolloutClient, RolloutFuture
+    from workers.agentcore.client import RolloutClient
     from workers.agentcore.frameworks.strands.app import StrandsAgentCoreRLApp
     from workers.agentcore.frameworks.strands.rollout_collector import StrandsRolloutCollector
     from workers.agentcore.reward_function import RewardFunction
+    from workers.agentcore.rollout_future import RolloutFuture
 
 __all__ = [
     "AgentCoreRLApp",
@@ -39,7 +40,7 @@ _MODULES = {
     "BatchResult": "workers.agentcore.batch",
     "BatchRunner": "workers.agentcore.batch_runner",
     "RolloutClient": "workers.agentcore.client",
-    "RolloutFuture": "workers.agentcore.client",
+    "RolloutFuture": "workers.agentcore.rollout_future",
     "RewardFunction": "workers.agentcore.reward_function",
     "StrandsAgentCoreRLApp": "workers.agentcore.frameworks.strands.app",
     "StrandsRolloutCollector": "workers.agentcore.frameworks.strands.rollout_collector",

@@ -58,7 +58,7 @@ class AgentCoreRLApp(BedrockAgentCoreApp):
         super().__init__(debug=debug, lifespan=self._lifespan(lifespan), middleware=middleware)
         configure_logging()
         self._clients: dict[str, Any] = {}
-        #: Work in the background. The loop itself keeps weak references only.
+        #: Rollouts under way. The loop itself keeps weak references only.
         self._rollouts: dict[tuple[str, ...] | asyncio.Task[None], asyncio.Task[None]] = {}
         self._sync_threads = ThreadPoolExecutor(_MOST_THREADS, "rollout")
         self._upload_threads = ThreadPoolExecutor(_MOST_UPLOADS, "upload")
@@ -101,7 +101,7 @@ class AgentCoreRLApp(BedrockAgentCoreApp):
             self._begin(function, arguments, destination)
             return _answer(destination)
 
-        # The SDK looks at the signature to see whether it takes the context.
+        # The SDK inspects the signature to decide whether to pass the context.
         del start.__wrapped__  # pyright: ignore[reportAttributeAccessIssue]
         return self.entrypoint(start)
 
@@ -143,8 +143,8 @@ class AgentCoreRLApp(BedrockAgentCoreApp):
                 self._upload_threads, lambda: success_bytes(returned, destination, payload)
             )
             is_good = True
-        # Broad on purpose, BaseException too: an entrypoint is foreign code, and whatever ends it,
-        # the client waits for a result.
+        # Broad on purpose, BaseException too: an entrypoint is foreign code, and its client
+        # waits for a result.
         except BaseException as error:
             log.exception("The rollout failed.")
             if destination is None:
@@ -192,7 +192,7 @@ class AgentCoreRLApp(BedrockAgentCoreApp):
 
         try:
             await asyncio.shield(_in_thread(self._upload_threads, publish))
-        # Broad on purpose: nobody waits for this task, so the log is the only place to say it.
+        # Broad on purpose: no caller awaits this task, so the error can only be logged.
         except Exception:
             log.exception("The result of %s was not published.", result.key)
 

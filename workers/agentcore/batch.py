@@ -1,4 +1,4 @@
-"""Many sessions at once: begun up to a limit, looked at until done, yielded as they complete.
+"""Many sessions at once: started up to a limit, polled until done, yielded as they complete.
 
 `RolloutClient` and `BatchRunner` make batches of functions that begin a session each. A session
 that fails is an item, never the end of the batch. Must not: know payloads or keys.
@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 #: Blocking calls of a batch that run at once.
 _THREADS = 32
-_LOOK_S = 0.25
+_POLL_S = 0.25
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class SessionResult(Protocol):
     result_key: str
 
     def done(self) -> bool:
-        """Look once whether the result is there."""
+        """Poll once whether the result is there."""
         ...
 
     def result(self, timeout: float | None = None) -> dict[str, Any]:
@@ -48,7 +48,7 @@ class SessionResult(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BatchItem:
-    """The end of one session; `error` is its text where it was no success."""
+    """The end of one session; `error` is the text of a failure."""
 
     index: int
     success: bool
@@ -71,8 +71,8 @@ class BatchWaits:
     """The times of a batch, in seconds."""
 
     timeout: float = 900.0  #: longest wait for each result
-    initial_interval: float = 0.5  #: between the first two looks for a result
-    max_interval: float = 30.0  #: longest time between two looks
+    initial_interval: float = 0.5  #: between the first two polls of a result
+    max_interval: float = 30.0  #: longest time between two polls
     backoff_factor: float = 1.5  #: growth of that time
     log_interval: float = 30.0  #: between two log lines about the progress
 
@@ -108,7 +108,7 @@ class AsyncBatchResult:
         self._waits = waits
         self._announced = announced if announced is not None else set[str]()
         #: Longest sleep: announcements come from another thread.
-        self._nap_s = _LOOK_S if announced is not None else float("inf")
+        self._longest_sleep_s = _POLL_S if announced is not None else float("inf")
         self._log_at = time.monotonic() + waits.log_interval
         self._done = 0
 
@@ -125,7 +125,7 @@ class AsyncBatchResult:
                 self._done += 1
                 yield item
         finally:
-            # The consumer may have left: sessions under way are stopped.
+            # The consumer may have stopped iterating: sessions under way are stopped.
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -138,7 +138,7 @@ class AsyncBatchResult:
             began_at = time.monotonic()
             try:
                 item = await self._one(index, start, threads)
-            # Broad on purpose: whatever ends one session, the others go on.
+            # Broad on purpose: the error of one session does not end the others.
             except Exception as error:
                 text = "".join(traceback.format_exception_only(error)).strip()
                 item = BatchItem(index, False, None, text, time.monotonic() - began_at)
@@ -163,27 +163,27 @@ class AsyncBatchResult:
         return item_of(index, result, future.elapsed())
 
     async def _wait(self, future: SessionResult, threads: ThreadPoolExecutor) -> None:
-        """Look until the result is there, at once where it was announced."""
+        """Poll until the result is there, at once after its announcement."""
         waits, loop = self._waits, asyncio.get_running_loop()
-        interval_s, look_at = waits.initial_interval, time.monotonic() + waits.initial_interval
+        interval_s, poll_at = waits.initial_interval, time.monotonic() + waits.initial_interval
         while True:
             self._log_progress()
             is_last = future.elapsed() > waits.timeout
-            if is_last or time.monotonic() >= look_at or future.result_key in self._announced:
+            if is_last or time.monotonic() >= poll_at or future.result_key in self._announced:
                 self._announced.discard(future.result_key)
                 try:
                     if await loop.run_in_executor(threads, future.done):
                         return
-                # Broad on purpose: one failing look ends no session.
+                # Broad on purpose: one failing poll ends no session.
                 except Exception as error:
-                    log.warning("A result cannot be looked for: %s", error)
+                    log.warning("A result cannot be polled: %s", error)
                 if is_last:
                     raise TimeoutError(f"Timeout after {waits.timeout:g} s")
                 interval_s = min(interval_s * waits.backoff_factor, waits.max_interval)
-                look_at = time.monotonic() + interval_s
+                poll_at = time.monotonic() + interval_s
             left_s = waits.timeout - future.elapsed()
-            nap_s = min(self._nap_s, look_at - time.monotonic(), left_s)
-            await asyncio.sleep(max(0.0, nap_s))
+            sleep_s = min(self._longest_sleep_s, poll_at - time.monotonic(), left_s)
+            await asyncio.sleep(max(0.0, sleep_s))
 
     def _log_progress(self) -> None:
         if time.monotonic() >= self._log_at:
@@ -199,17 +199,17 @@ class BatchResult:
 
     def __iter__(self) -> Iterator[BatchItem]:
         items: queue.SimpleQueue[BatchItem | BaseException | None] = queue.SimpleQueue()
-        left = threading.Event()
+        is_abandoned = threading.Event()
 
         async def run() -> None:
             async for item in AsyncBatchResult(*self._arguments, **self._options):
                 items.put(item)
-                if left.is_set():
+                if is_abandoned.is_set():
                     return
 
         def drive() -> None:
             try:
-                asyncio.run(_until(run(), left))
+                asyncio.run(_run_unless(run(), is_abandoned))
                 items.put(None)
             # The consumer gets every exception.
             except BaseException as error:
@@ -223,16 +223,16 @@ class BatchResult:
                     raise item
                 yield item
         finally:
-            left.set()
+            is_abandoned.set()
             thread.join()
 
 
-async def _until(work: Any, left: threading.Event) -> None:
-    """Run a coroutine, and cancel it when the consumer has left."""
+async def _run_unless(work: Any, is_abandoned: threading.Event) -> None:
+    """Run a coroutine, and cancel it when its consumer has stopped iterating."""
     task = asyncio.ensure_future(work)
     while not task.done():
-        await asyncio.wait([task], timeout=_LOOK_S)
-        if left.is_set() and not task.done():
+        await asyncio.wait([task], timeout=_POLL_S)
+        if is_abandoned.is_set() and not task.done():
             task.cancel()
     if not task.cancelled():
         task.result()

@@ -1,6 +1,7 @@
-"""The report of a batch: how many failed, the mean reward with its error, pass@k.
+"""The report of a batch: the number of failures, the mean reward with its error, pass@k.
 
-Rewards of one input are alike, so the standard error is clustered by input. Pure: reads no clock.
+Rewards of one input are alike, so the standard error is clustered by input. `BatchRunner` calls it.
+Must not: read a clock.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""`BatchRunner`: evaluates an agent over many payloads, and can be run again where it ended.
+"""`BatchRunner`: evaluates an agent over many payloads, and can continue an earlier run.
 
 Results are keyed by experiment, input and session, which follow from the payloads: a second run of
-the same experiment reads the good results that are there. With a queue, messages say when to look.
-Must not: delete messages of others.
+the same experiment reads the good results that are there. With a queue, messages announce results.
+Must not: delete messages of other experiments.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from pipeline.contract.result_keys import (
 )
 from workers.agentcore.batch import AsyncBatchResult, BatchItem, BatchResult, BatchWaits, item_of
 from workers.agentcore.batch_report import BatchReport, report_of, reward_of
-from workers.agentcore.client import RolloutClient, RolloutFuture
+from workers.agentcore.client import RolloutClient
+from workers.agentcore.rollout_future import RolloutFuture
 
-#: Looks for results that are announced on a queue: the first one, and the growth.
+#: Seconds to the first poll of a result, with announcements and without; longest time between two.
 _ANNOUNCED_S, _POLLED_S, _MOST_S = 5.0, 0.5, 15.0
 _TRIES = 8
 
@@ -41,8 +42,8 @@ class BatchRunner:
     Args:
         target: Runtime ARN, or URL of a container that serves the agent.
         s3_bucket: Bucket of the results.
-        sqs_url: Queue that announces results; None: the bucket is looked at.
-        exp_id: Experiment; the same one again goes on where it ended. None: a new one.
+        sqs_url: Queue that announces results; None: the bucket is polled.
+        exp_id: Experiment; a known one is continued. None: a new one.
         tps_limit: Invocations and stops per second.
         max_concurrent_sessions: Sessions at once.
         timeout_s: Longest wait for a result.
@@ -171,17 +172,19 @@ class BatchRunner:
     def _starts(
         self, payloads: Sequence[Mapping[str, Any]], ids: Sequence[tuple[str, str]]
     ) -> list[Any]:
-        known = self._saved_keys()
+        known, bucket = self._saved_keys(), self._client.s3_bucket
 
         def start(index: int) -> RolloutFuture | BatchItem:
             input_id, session_id = ids[index]
             payload, key = self._complete(payloads[index], input_id, session_id)
             if key in known:
                 # A result of an earlier run; an error is run again.
-                future = self._future(key, input_id, session_id)
+                future = RolloutFuture(
+                    self.s3_client, bucket, key, session_id=session_id, input_id=input_id
+                )
                 if future.done() and (item := item_of(index, future.result(), 0.0)).success:
                     return item
-                self.s3_client.delete_object(Bucket=self._client.s3_bucket, Key=key)
+                self.s3_client.delete_object(Bucket=bucket, Key=key)
             return self._client.begin(payload, session_id, input_id, result_key=key)
 
         return [lambda index=index: start(index) for index in range(len(payloads))]
@@ -205,10 +208,6 @@ class BatchRunner:
         if self._model:
             full["_rollout"] = self._model
         return full, training_key(self.exp_id, input_id, session_id)
-
-    def _future(self, key: str, input_id: str, session_id: str) -> RolloutFuture:
-        bucket = self._client.s3_bucket
-        return RolloutFuture(self.s3_client, bucket, key, session_id=session_id, input_id=input_id)
 
     def _saved_keys(self) -> set[str]:
         pages = self.s3_client.get_paginator("list_objects_v2").paginate(
@@ -257,7 +256,7 @@ class BatchRunner:
                         sqs.delete_message(
                             QueueUrl=self._sqs_url, ReceiptHandle=message["ReceiptHandle"]
                         )
-            # Broad on purpose: without messages the bucket is looked at, only later.
+            # Broad on purpose: without messages the bucket is polled, only later.
             except Exception as error:
                 log.warning("The queue cannot be read: %s", error)
                 stop.wait(2.0)

@@ -1,7 +1,7 @@
 """The destination of a rollout's result, as the payload of an invocation names it.
 
-`app.py` calls it before it answers. `_training` names an SQS queue and wants rewards; `_rollout`
-may carry a model endpoint. Must not: know HTTP or AWS.
+`app.py` calls it before it answers. `_training` names an SQS queue and requires rewards; `_rollout`
+may name a model endpoint. Must not: know HTTP or AWS.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class BadTrainingDestination(BadDestination):
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where a result goes, and what it must hold."""
+    """The place of a result, and the fields that the result must have."""
 
     result: ResultObject
     identity: tuple[str, str, str]  #: experiment, input, session
     sqs_url: str | None = None
     is_training: bool = False  #: rewards are checked
     needs_rewards: bool = True  #: False: a reward of the run's own scores the result
-    needs_turns: bool = False  #: asked for by `_training` alone: `rollout_data` must be there
+    needs_turns: bool = False  #: `_training` alone: `rollout_data` must be there
     rollout: Mapping[str, Any] | None = field(default=None, repr=False)
 
     @property

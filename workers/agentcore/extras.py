@@ -1,7 +1,7 @@
 """Classes of optional packages, imported where they are installed.
 
 Where the package is missing, a stand-in takes the class's place: modules that derive from it stay
-importable, and making an object says what to install.
+importable, and making an object raises an error that names the extra. Must not: install anything.
 """
 
 from __future__ import annotations

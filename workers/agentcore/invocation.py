@@ -1,4 +1,4 @@
-"""The configuration of the invocation that a piece of code serves.
+"""The configuration of the invocation that the current context serves.
 
 `app.py` sets it for the entrypoint's context; models read it, so one that was made at import still
 calls the endpoint that the invocation names. Must not: keep anything after the invocation.
@@ -19,5 +19,5 @@ def enter_rollout(config: Mapping[str, Any]) -> None:
 
 
 def rollout_config() -> Mapping[str, Any]:
-    """Return the fields of the invocation at hand; empty outside of one."""
+    """Return the fields of the current invocation; empty outside of one."""
     return _rollout.get() or {}

@@ -26,11 +26,11 @@ from starlette.routing import Route
 from pipeline.contract.result_keys import SESSION_CHARS, SESSION_HEADER
 from workers.agentcore.session_processes import AppError, SessionProcesses
 
-#: How often sessions are looked at for their end.
+#: Time between two checks of the sessions' ends.
 _WATCH_S = 1.0
-#: How often the event loop notes that it looks for calls.
-_LOOK_S = 0.01
-#: Sessions that no longer run and are still known: their second stop is no error.
+#: Time between two notes of the event loop that it polls its sockets.
+_POLL_S = 0.01
+#: Ended sessions that are still known: their second stop is no error.
 _REMEMBERED = 10_000
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class Quotas:
 
 
 class ServiceError(Exception):
-    """An error as the service answers it."""
+    """An error answer of the service."""
 
     def __init__(self, status: int, kind: str, message: str) -> None:
         super().__init__(message)
@@ -82,7 +82,7 @@ class LocalRuntime:
         self._ended: deque[str] = deque(maxlen=_REMEMBERED)
         self._tokens, self._filled_at = self._quotas.requests_per_second, time.monotonic()
         self._throttled_until = 0.0
-        self._looks: deque[float] = deque([time.monotonic()], maxlen=2)
+        self._polled_at: deque[float] = deque([time.monotonic()], maxlen=2)
         self._recent: deque[float] = deque()
         self.counts: Counter[str] = Counter()
         self.most_per_second = self.most_sessions = 0
@@ -99,7 +99,7 @@ class LocalRuntime:
         )
 
     async def _invoke(self, request: Request) -> Response:
-        self._take("invocations")
+        self._count_call("invocations")
         session_id = request.headers.get(SESSION_HEADER) or str(uuid.uuid4())
         _check_session(session_id)
         body = await request.body()
@@ -137,7 +137,7 @@ class LocalRuntime:
         )
 
     async def _stop(self, request: Request) -> Response:
-        self._take("stops")
+        self._count_call("stops")
         session_id = request.headers.get(SESSION_HEADER, "")
         _check_session(session_id)
         if not self._processes.has(session_id):
@@ -151,7 +151,7 @@ class LocalRuntime:
         return JSONResponse({"status": "Healthy", "time_of_last_update": int(time.time())})
 
     async def _figures(self, _: Request) -> Response:
-        """Answer what was counted: calls, throttled calls, the busiest second, sessions."""
+        """Answer the counts: calls, throttled calls, the busiest second, sessions."""
         return JSONResponse(
             {
                 **self.counts,
@@ -167,13 +167,13 @@ class LocalRuntime:
         self._throttled_until = time.monotonic() + seconds
         return JSONResponse({"throttled_s": seconds})
 
-    def _take(self, kind: str) -> None:
+    def _count_call(self, kind: str) -> None:
         """Count a call against the quota, which invocations and stops share."""
         now, rate = time.monotonic(), self._quotas.requests_per_second
         self.counts[kind] += 1
-        # A call may have waited in its socket since the loop last looked. A busy loop reads several
+        # A call may have waited in its socket since the loop's last poll. A busy loop reads several
         # such calls together, so only calls that surely came within one second count as its calls.
-        self._recent.append(self._looks[0])
+        self._recent.append(self._polled_at[0])
         while self._recent and self._recent[0] <= now - 1.0:
             self._recent.popleft()
         self.most_per_second = max(self.most_per_second, len(self._recent))
@@ -205,10 +205,10 @@ class LocalRuntime:
                     else:
                         await self._end(session_id)
 
-    async def _note_looks(self) -> None:
+    async def _note_polls(self) -> None:
         while True:
-            await asyncio.sleep(_LOOK_S)
-            self._looks.append(time.monotonic())
+            await asyncio.sleep(_POLL_S)
+            self._polled_at.append(time.monotonic())
 
     async def _is_busy(self, session_id: str) -> bool:
         try:
@@ -220,7 +220,7 @@ class LocalRuntime:
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
         await self._processes.open()
-        tasks = [asyncio.create_task(work()) for work in (self._watch, self._note_looks)]
+        tasks = [asyncio.create_task(work()) for work in (self._watch, self._note_polls)]
         try:
             yield
         finally:

@@ -30,19 +30,15 @@ class CorrelatedFormatter(logging.Formatter):
         return json.dumps(line, ensure_ascii=False, default=str)
 
 
-def configure_logging(level: int = logging.INFO) -> None:
-    """Write the root logger's lines as JSON to stderr; a second call changes nothing.
-
-    Args:
-        level: Least severe line, unless the root logger already shows more.
-    """
+def configure_logging() -> None:
+    """Write the root logger's lines as JSON to stderr, from INFO on; a second call does nothing."""
     root = logging.getLogger()
     if any(isinstance(handler.formatter, CorrelatedFormatter) for handler in root.handlers):
         return
     handler = logging.StreamHandler()
     handler.setFormatter(CorrelatedFormatter())
     root.handlers[:] = [handler]
-    root.setLevel(min(root.level, level) or level)
+    root.setLevel(min(root.level, logging.INFO) or logging.INFO)
     # The SDK's logger has a JSON handler of its own.
     logging.getLogger("bedrock_agentcore.app").propagate = False
 

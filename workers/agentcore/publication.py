@@ -1,7 +1,7 @@
-"""The publication of a result: the object in S3, then its announcement on SQS; each tried again.
+"""The publication of a result: the object in S3, then its announcement on SQS, with retries.
 
 `app.py` calls it in a thread. A good result is never replaced: not by a late error, and not by a
-second execution of the same session. Must not: decide what a result says.
+second execution of the same session. Must not: decide the content of a result.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from botocore.exceptions import ClientError
 
 from pipeline.contract.result_keys import ResultObject, announce
 
-#: Each call is tried so often; waits double from the first one, six seconds in all.
+#: Tries of each call; the waits double from the first one, six seconds in all.
 _TRIES, _FIRST_WAIT_S = 6, 0.2
 
 _EXISTS = frozenset({"PreconditionFailed", "412"})
@@ -36,7 +36,7 @@ def save(s3: Any, result: ResultObject, body: bytes, *, is_good: bool) -> None:
     Raises:
         Exception: S3 refused the object every time.
     """
-    _again("put", lambda: _put_unless_good(s3, result, body, is_good=is_good))
+    _retry("put", lambda: _put_unless_good(s3, result, body, is_good=is_good))
 
 
 def send(sqs: Any, queue_url: str, result: ResultObject) -> None:
@@ -46,7 +46,7 @@ def send(sqs: Any, queue_url: str, result: ResultObject) -> None:
         Exception: SQS refused the message every time.
     """
     message = announce(result, at=datetime.now(UTC))
-    _again("send", lambda: sqs.send_message(QueueUrl=queue_url, MessageBody=message))
+    _retry("send", lambda: sqs.send_message(QueueUrl=queue_url, MessageBody=message))
 
 
 def _put_unless_good(s3: Any, result: ResultObject, body: bytes, *, is_good: bool) -> None:
@@ -99,16 +99,16 @@ def _code(error: ClientError) -> str:
     return str(error.response.get("Error", {}).get("Code"))
 
 
-def _again(what: str, call: Callable[[], T]) -> T:
+def _retry(action: str, call: Callable[[], T]) -> T:
     for number in range(1, _TRIES):
         try:
             return call()
-        # Broad on purpose: whatever the client raises, a result must not be lost by one failure.
+        # Broad on purpose: a result must not be lost by one failure, of whatever type.
         except Exception as error:
             is_raced = isinstance(error, ClientError) and _code(error) in _EXISTS | _RACED
             wait_s = 0.0 if is_raced else _FIRST_WAIT_S * 2 ** (number - 1)
             log.warning(
-                "The %s failed %d times, next try in %.1f s: %s", what, number, wait_s, error
+                "The %s failed %d times, next try in %.1f s: %s", action, number, wait_s, error
             )
             time.sleep(wait_s)
     return call()

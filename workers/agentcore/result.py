@@ -1,7 +1,7 @@
-"""The result object of a rollout: what an entrypoint returned, checked, or the error it raised.
+"""The result object of a rollout: the checked return value of an entrypoint, or its error.
 
-`app.py` builds one per invocation and publishes it. What leaves here is always valid JSON. Must
-not: know S3, SQS or HTTP.
+`app.py` builds one per invocation and publishes it. The result is always valid JSON. Must not: know
+S3, SQS or HTTP.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _REDACTED = "***"
 
 
 class ResultShapeError(ValueError):
-    """An entrypoint returned something that is no rollout; the text names the problem."""
+    """The return value of an entrypoint is no rollout; the text names the problem."""
 
 
 def success_bytes(returned: Any, destination: Destination, payload: Mapping[str, Any]) -> bytes:
@@ -50,12 +50,12 @@ def error_bytes(
     """Return the stored form of an error.
 
     Args:
-        error: What ended the rollout.
-        destination: Where the result goes.
-        payload: The invocation's.
-        partial: What the entrypoint returned, if the error lies in that.
+        error: The error that ended the rollout.
+        destination: The place of the result.
+        payload: The payload of the invocation.
+        partial: The return value of the entrypoint, if the error is about that value.
     """
-    # Errors quote requests and environments; a good result holds what the agent means to say.
+    # Errors may quote requests and environments, so they are redacted. Good results are not.
     redact = Redactor.of_environment(os.environ, _keys_in(payload)).data
     stored: dict[str, Any] = {
         "status_code": 500,

@@ -1,6 +1,7 @@
 """The base class of an app's reward functions.
 
-Authors of apps derive from it; nothing here calls it. Must not: validate values, the app does that.
+Authors of apps derive from it and call it in their entrypoints. Must not: validate values, because
+the app does.
 """
 
 from __future__ import annotations
@@ -17,5 +18,5 @@ class RewardFunction(ABC):
         """Return the reward: one finite number, or a list of one number or of one per turn.
 
         Args:
-            **kwargs: What the app passes, such as `response_text`, `ground_truth`, `user_input`.
+            **kwargs: The app's arguments, such as `response_text`, `ground_truth`, `user_input`.
         """

@@ -1,7 +1,7 @@
-"""The calls that clients make: invoke and stop a session, at most so many per second.
+"""The calls that invoke and stop sessions, at a limited rate.
 
-`client.py` and `batch_runner.py` use it, from any thread. An ARN goes through boto3, a URL gets a
-POST. Calls that may work later are made again. Must not: read results.
+`client.py` and `batch_runner.py` use it, from any thread. An ARN is called through boto3, a URL by
+a POST. Calls that may succeed later are tried again. Must not: read results.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from pipeline.contract.result_keys import SESSION_HEADER
 
-#: Errors after which the same call may work: quotas, and containers that are starting.
-_AGAIN = frozenset({402, 409, 424, 429, 500, 502, 503, 504})
+#: Statuses after which the same call may succeed: quotas, and containers that are starting.
+_RETRYABLE = frozenset({402, 409, 424, 429, 500, 502, 503, 504})
 _FIRST_WAIT_S, _MOST_WAIT_S = 0.5, 30.0
 _CONNECT_S, _ANSWER_S = 10.0, 120.0
 
@@ -27,11 +27,11 @@ log = logging.getLogger(__name__)
 
 
 class InvocationError(RuntimeError):
-    """An agent did not take a rollout; the text has the service's words."""
+    """An agent did not accept a rollout; the text quotes the service."""
 
 
 class CallRate:
-    """Spaces calls of one process evenly; shared by everything that calls one account."""
+    """Spaces calls of one process evenly; shared by all callers of one account."""
 
     def __init__(self, tps_limit: float) -> None:
         self._interval_s = 1.0 / tps_limit
@@ -61,22 +61,20 @@ class RuntimeCalls:
         self, target: str, rate: CallRate, *, max_retry_attempts: int, max_pool_connections: int
     ) -> None:
         self.target = target
-        self.rate = rate
+        self._rate = rate
         self.region = region_of(target)
         self._tries = max(1, max_retry_attempts)
-        self.config = Config(
-            retries={"total_max_attempts": 1},
-            max_pool_connections=max_pool_connections,
-            connect_timeout=_CONNECT_S,
-            read_timeout=_ANSWER_S,
-        )
         self.client: Any = None
         if self.region is not None:
             import boto3
 
-            self.client = boto3.client(
-                "bedrock-agentcore", region_name=self.region, config=self.config
+            config = Config(
+                retries={"total_max_attempts": 1},
+                max_pool_connections=max_pool_connections,
+                connect_timeout=_CONNECT_S,
+                read_timeout=_ANSWER_S,
             )
+            self.client = boto3.client("bedrock-agentcore", region_name=self.region, config=config)
         else:
             import urllib3
 
@@ -86,10 +84,10 @@ class RuntimeCalls:
         """Begin a session; return the app's answer.
 
         Raises:
-            InvocationError: The agent did not take it.
+            InvocationError: The agent did not accept the rollout.
         """
         body = json.dumps(payload).encode()
-        answer = self._again(lambda: self._invoke(session_id, body))
+        answer = self._retried(lambda: self._invoke(session_id, body))
         try:
             document = json.loads(answer)
         except ValueError:
@@ -105,7 +103,7 @@ class RuntimeCalls:
         if self.client is None:
             return False
         try:
-            self._again(lambda: self._stop(session_id))
+            self._retried(lambda: self._stop(session_id))
         except InvocationError as error:
             log.warning("Session %s was not stopped: %s", session_id, error)
             return False
@@ -132,18 +130,18 @@ class RuntimeCalls:
         self.client.stop_runtime_session(agentRuntimeArn=self.target, runtimeSessionId=session_id)
         return b""
 
-    def _again(self, call: Callable[[], bytes]) -> bytes:
+    def _retried(self, call: Callable[[], bytes]) -> bytes:
         from urllib3.exceptions import HTTPError
 
         for number in range(1, self._tries + 1):
-            self.rate.wait()
+            self._rate.wait()
             try:
                 return call()
             except (ClientError, BotoCoreError, HTTPError, OSError, _Refused) as error:
-                if number == self._tries or _status_of(error) not in _AGAIN:
+                if number == self._tries or _status_of(error) not in _RETRYABLE:
                     raise InvocationError(str(error)) from error
                 wait_s = min(_FIRST_WAIT_S * 2 ** (number - 1), _MOST_WAIT_S)
-                log.info("A call is made again in %.1f s: %s", wait_s, error)
+                log.info("A call is tried again in %.1f s: %s", wait_s, error)
                 time.sleep(wait_s)
         raise AssertionError("the last try returns or raises")
 
@@ -164,7 +162,7 @@ def region_of(target: str) -> str | None:
     """Return the region of an ARN; None for a URL.
 
     Raises:
-        ValueError: It is neither.
+        ValueError: The target is neither.
     """
     if target.startswith(("http://", "https://")):
         return None

@@ -1,4 +1,4 @@
-"""The processes of a local runtime's sessions: started, talked to over a socket each, stopped.
+"""The processes of a local runtime's sessions: started, called over a socket each, stopped.
 
 `local_runtime.py` owns one. The forks are those of `session_server.py`, which has loaded the app
 once. Belongs to one event loop. Must not: know quotas.
@@ -26,12 +26,12 @@ log = logging.getLogger(__name__)
 
 
 class AppError(Exception):
-    """An app cannot be loaded or does not serve; the text says why."""
+    """An app cannot be loaded or does not serve; the text names the cause."""
 
 
 @dataclass(slots=True)
 class Answer:
-    """What a session's process answered."""
+    """The answer of a session's process."""
 
     status: int
     body: bytes
@@ -65,7 +65,7 @@ class SessionProcesses:
         """Load the app.
 
         Raises:
-            AppError: It cannot be loaded.
+            AppError: The app cannot be loaded.
         """
         try:
             await self._load()

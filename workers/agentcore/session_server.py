@@ -1,8 +1,8 @@
 """The process that has loaded an app and forks one process per session, each serving on a socket.
 
 `session_processes.py` starts it. Requests and reports are JSON lines: `{"start": id, "socket":
-path}` and `{"stop": id}` come in, `{"loaded": ...}`, `{"ended": id, "status": n}` go out. It ends,
-with all its sessions, when its input does. Must not: start a thread before it forks.
+path}` and `{"stop": id}` come in, `{"loaded": ...}`, `{"ended": id, "status": n}` go out. The
+process ends at the end of its input, with all its sessions. Must not: start a thread before a fork.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ GRACE_S = 15.0
 
 def main(path: str) -> None:
     """Load an app, then fork until the input ends."""
-    # Whatever the app prints goes to stderr: stdout carries the reports.
+    # The output of the app goes to stderr: stdout carries the reports.
     reports = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     try:
         app = load_app(Path(path))
-    # Broad on purpose: an app is foreign code, and its error is what the caller has to see.
+    # Broad on purpose: an app is foreign code, and the caller reports its error.
     except BaseException as error:
         reason = f"{type(error).__name__}: {error}"
         print(json.dumps({"loaded": False, "error": reason}), file=reports)
@@ -65,12 +65,12 @@ def load_app(path: Path) -> Any:
 
 
 def _warm(app: Any) -> None:
-    """Do once what each session would do first; nothing of it opens a connection."""
+    """Import modules and make clients once for all sessions; no connection is opened."""
     for name in _LAZY_MODULES:
         with contextlib.suppress(ImportError):
             import_module(name)
     for client in ("s3_client", "sqs_client"):
-        # Without a region there is no client; the session's own error then says so.
+        # Without a region there is no client; the session's own error then names the cause.
         with contextlib.suppress(Exception):
             getattr(app, client)
 
@@ -149,7 +149,7 @@ class _Forks:
                 self._signal(session, signal.SIGKILL)
 
     def _signal(self, session: str, number: signal.Signals) -> None:
-        # A pid is not given away before its process is reaped here.
+        # The system does not reuse a pid before its process is reaped here.
         if pid := self._pids.get(session):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
@@ -175,7 +175,7 @@ def _serve(app: Any, socket: str, server: int) -> NoReturn:
         app.run(uds=socket)
         status = 0
     finally:
-        # The server's own cleanup is not this process's.
+        # The cleanup handlers of the server must not run in this process.
         os._exit(status)
 
 

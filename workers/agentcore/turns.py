@@ -1,7 +1,7 @@
 """The turns of one request, each with all messages up to the assistant's, in the OpenAI format.
 
-The collectors of all frameworks keep their turns here. Messages are kept once for all turns; a new
-list begins where the agent's context management rewrote the conversation. Must not: know a
+The collectors of all frameworks use it. Messages are kept once for all turns; a new list begins
+where the agent's context management rewrote the conversation. Must not: know a
 framework.
 """
 

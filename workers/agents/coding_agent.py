@@ -21,15 +21,13 @@ from workers.core.base_tool import BaseAgenticTool
 from workers.core.conversation import begin_trajectory
 from workers.core.interaction import end_interactions
 from workers.core.options import Options
-from workers.core.tool_prompt import tools_text
 from workers.core.tools_config import create_tools
 from workers.core.trajectory import Trajectory, TrajectoryStep
 from workers.sandbox.base import Sandbox, SandboxLimits
+from workers.sandbox.kinds import CONTAINER_KINDS
 from workers.sandbox.shared import SHARED, SandboxSettings
 
-CODING_TOOLS = ("bash_executor", "file_editor", "search", "finish")
-CONTAINER_KINDS = ("docker", "k8s")
-_SANDBOXED_TOOLS = ("bash_executor", "file_editor", "search")
+_SANDBOX_TOOLS = ("bash_executor", "file_editor", "search")
 
 
 class CodingAgent(ToolCallingAgent):
@@ -37,13 +35,14 @@ class CodingAgent(ToolCallingAgent):
 
     The prompt may have `files`, `test_command` and the other fields of `CodingTask`; the options of
     the same names are their defaults. With a test command the final reward is the verdict of the
-    tests on a clean copy plus the diff, 1.0 or 0.0; in a working directory, or a sandbox that was
-    handed in, they run in place.
+    tests on a clean copy plus the diff, 1.0 or 0.0. In a working directory, or in an open sandbox
+    as the option `sandbox`, the tests run where the model worked.
 
     Args:
         max_steps: As `BaseAgent`; 60 by default.
-        max_files_to_explore: Most different files that are shown; further files are refused.
-        max_implementation_attempts: Most failed test runs after an edit; further edits are refused.
+        max_files_to_explore: Limit of different files that are shown; further files are refused.
+        max_implementation_attempts: Limit of failed test runs after an edit; then further edits are
+            refused.
         working_directory: Directory that all trajectories work in; with None each has its own.
         sandbox: Kind of sandbox, as in `open_sandbox`.
         sandbox_limits: As in `SandboxLimits`.
@@ -97,11 +96,11 @@ class CodingAgent(ToolCallingAgent):
             base_tree = await prepare_task(task, sandbox, has_own_files=self.has_own_files)
             if is_judged and base_tree is None and not self.judges_in_place:
                 raise TaskError(NO_GIT)
-            worker = self.bound_to(sandbox, task)
+            agent = self.bound_to(sandbox, task)
             try:
-                await worker.work(trajectory, llm_generate_func)
+                await agent.work(trajectory, llm_generate_func)
             finally:
-                await worker.release_tools(trajectory)
+                await agent.release_tools(trajectory)
             verdict, diff = await self.record_work(task, sandbox, base_tree, trajectory)
             if is_judged and self.judges_in_place:
                 verdict = await judge_in_place(task, sandbox, base_tree)
@@ -115,12 +114,12 @@ class CodingAgent(ToolCallingAgent):
 
     @property
     def has_own_files(self) -> bool:
-        """Whether the working directory belongs to the user; one in a container does not."""
+        """Whether the working directory belongs to the user, and not to a container."""
         return self.working_directory is not None and self.sandbox not in CONTAINER_KINDS
 
     @property
     def judges_in_place(self) -> bool:
-        """Whether no clean copy can be made: the files, or the sandbox itself, are the user's."""
+        """Whether no clean copy can be made, because the files or the sandbox are the user's."""
         return self.has_own_files or not isinstance(self.sandbox, str)
 
     def settings_for(self, prompt: Mapping[str, Any]) -> SandboxSettings:
@@ -149,16 +148,16 @@ class CodingAgent(ToolCallingAgent):
 
     def bound_to(self, sandbox: Sandbox, task: CodingTask) -> CodingAgent:
         """Return this agent with tools that work in the sandbox, for one trajectory."""
-        worker = copy.copy(self)
-        tools = self.tools or create_tools(CODING_TOOLS)
-        worker.set_tools({name: _in_sandbox(name, tool, sandbox) for name, tool in tools.items()})
-        worker.config = {**self.config, "test_command": task.test_command}
-        return worker
+        agent = copy.copy(self)
+        tools = self.tools or create_tools((*_SANDBOX_TOOLS, "finish"))
+        agent.set_tools({name: _in_sandbox(name, tool, sandbox) for name, tool in tools.items()})
+        agent.config = {**self.config, "test_command": task.test_command}
+        return agent
 
     async def record_work(
         self, task: CodingTask, sandbox: Sandbox, base_tree: str | None, trajectory: Trajectory
     ) -> tuple[TestVerdict | None, bytes]:
-        """Record phases and diff; returns the diff, and a verdict if that cannot be judged."""
+        """Record phases and diff; return the diff, and a verdict if the diff cannot be judged."""
         progress = read_progress(trajectory, task.test_command)
         trajectory.metadata["phases"] = [str(phase) for phase in progress.phases]
         if base_tree is None:
@@ -194,7 +193,7 @@ class CodingAgent(ToolCallingAgent):
         if self.native_tools:
             return prompt
         return (
-            f"{prompt}\n\nYour tools are:\n{tools_text(self.tool_schemas().values())}\n\n"
+            f"{prompt}\n\nYour tools are:\n{self.tools_text()}\n\n"
             "In each turn write\n"
             "Thought: what you know and what to do next\n"
             "Action: tool_name(parameter='text', other=1)\n"
@@ -228,7 +227,7 @@ class CodingAgent(ToolCallingAgent):
 
 def _in_sandbox(name: str, tool: Any, sandbox: Sandbox) -> Any:
     """Return a tool of the same settings for this sandbox, unless the settings name another one."""
-    if name not in _SANDBOXED_TOOLS or not isinstance(tool, BaseAgenticTool):
+    if name not in _SANDBOX_TOOLS or not isinstance(tool, BaseAgenticTool):
         return tool
     if tool.config.get("root") or not isinstance(tool.config.get("sandbox", ""), str):
         return tool

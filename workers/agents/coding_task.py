@@ -1,4 +1,4 @@
-"""A coding task in a sandbox: its fields, and the files that are in place before the model's work.
+"""A coding task in a sandbox: its fields, and the files that are written before the model's work.
 
 Used by the coding agents and by `coding_verdict`. All steps are commands in the sandbox, so they
 are the same for a local sandbox, a container and a pod. A failing command of this module is a
@@ -20,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from workers.agents.evidence import TestRunner
 from workers.agents.task_diff import take_base_tree
-from workers.sandbox.base import CommandResult, Sandbox, SandboxFailure
+from workers.sandbox.base import Sandbox, SandboxFailure
 from workers.sandbox.workspace import check_root
 
 MAX_REPOSITORY_BYTES = 512 * 1024**2
@@ -28,7 +28,7 @@ _PYTHON = "import os, sys; print(os.path.dirname(sys.executable)); print(*sys.ve
 
 
 class TaskError(ValueError):
-    """The task itself cannot be worked on or judged; its author has to act, a retry cannot help."""
+    """The task cannot be worked on or judged; its author must correct it, a retry cannot help."""
 
 
 @dataclass(frozen=True)
@@ -72,13 +72,13 @@ class CodingTask:
         Raises:
             TaskError: A field is not of its type.
         """
-        given = {
+        values = {
             name: prompt[name] if prompt.get(name) is not None else defaults.get(name)
             for name in cls.__dataclass_fields__
         }
-        given = {name: value for name, value in given.items() if value is not None}
+        values = {name: value for name, value in values.items() if value is not None}
         try:
-            return _CODING_TASK.validate_python(given)
+            return _CODING_TASK.validate_python(values)
         except ValidationError as error:
             problem = error.errors(include_url=False)[0]
             field_path = ".".join(map(str, problem["loc"]))
@@ -105,12 +105,12 @@ async def prepare_task(task: CodingTask, sandbox: Sandbox, *, has_own_files: boo
     """
     if task.repository is not None:
         archive = await asyncio.to_thread(_pack, task.repository)
-        await _checked(sandbox, ["tar", "-xf", "-"], "copy the repository", stdin=archive)
+        await _run_checked(sandbox, ["tar", "-xf", "-"], "copy the repository", stdin=archive)
     if task.python is not None:
         await _choose_python(task.python, sandbox)
     await write_files(task.files, sandbox)
     if task.setup_command:
-        await _checked(sandbox, task.setup_command, "run the setup command")
+        await _run_checked(sandbox, task.setup_command, "run the setup command")
     return await take_base_tree(sandbox, may_create=not has_own_files)
 
 
@@ -141,14 +141,13 @@ async def _choose_python(name: str, sandbox: Sandbox) -> None:
     sandbox.search_path = folder
 
 
-async def _checked(
+async def _run_checked(
     sandbox: Sandbox, command: str | list[str], purpose: str, stdin: bytes | None = None
-) -> CommandResult:
+) -> None:
     result = await sandbox.run(command, stdin=stdin)
     if not result.succeeded:
         reason = (result.stderr or result.stdout).strip()[-500:]
         raise SandboxFailure(f"Could not {purpose} (exit code {result.exit_code}): {reason}")
-    return result
 
 
 def _pack(repository: str) -> bytes:

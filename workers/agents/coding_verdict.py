@@ -41,10 +41,10 @@ class TestVerdict:
 
     Args:
         passed: Whether the reward is 1.
-        reason: Why it is not; empty if it is.
+        reason: The reason of a reward of 0; empty for a pass.
         exit_code: Of the test command; 1 if it did not run.
-        timed_out: Whether it ran out of time.
-        output: The end of its output.
+        timed_out: Whether the test command ran out of time.
+        output: The end of the test command's output.
         counts: The number of tests by outcome; empty without a record.
         left_out: Paths of the diff that did not count.
         python: Version and path of the interpreter; empty without a record.
@@ -156,10 +156,10 @@ async def judge_in_place(task: CodingTask, sandbox: Sandbox, base_tree: str | No
 
     Raises:
         TaskError: The tests do not start.
-        SandboxFailure: The sandbox died, or the tests could not be put in place.
+        SandboxFailure: The sandbox died, or the test files could not be written.
     """
     paths = task.restored_paths if base_tree is not None else ()
-    # This fails only if the model destroyed the repository.
+    # The restoration fails only if the model destroyed the repository.
     if paths and not await restore(paths, sandbox, str(base_tree)):
         return TestVerdict(False, "the tests could not be restored")
     run = await run_tests(task, sandbox)
@@ -169,10 +169,10 @@ async def judge_in_place(task: CodingTask, sandbox: Sandbox, base_tree: str | No
 
 
 async def run_tests(task: CodingTask, sandbox: Sandbox) -> TestRun:
-    """Put the task's own tests in place and run them.
+    """Write the task's own test files, and run the tests.
 
     Raises:
-        SandboxFailure: The sandbox died, or the tests could not be put in place.
+        SandboxFailure: The sandbox died, or the test files could not be written.
     """
     await write_files(task.test_files, sandbox)
     command = task.test_command or "true"
@@ -186,7 +186,7 @@ async def run_tests(task: CodingTask, sandbox: Sandbox) -> TestRun:
         )
         try:
             record = await sandbox.read_file(probe.record)
-        except OSError:  # the tests removed it
+        except OSError:  # the tests removed the record
             record = b""
     finally:
         await sandbox.run(["rm", "-rf", "--", probe.folder])
@@ -203,7 +203,7 @@ class _Controls:
         """Return if the tests start on a clean copy; with a gold patch, if they pass with it."""
         key = hashlib.sha256(repr((astuple(task), settings)).encode()).hexdigest()
         running = self._errors.get(key)
-        if running is None or _is_of_no_use(running):
+        if running is None or _is_unusable(running):
             running = asyncio.ensure_future(_control(task, settings))
             self._errors[key] = running
             while len(self._errors) > _MOST_CONTROLS:
@@ -213,8 +213,8 @@ class _Controls:
             raise TaskError(error)
 
 
-def _is_of_no_use(run: asyncio.Future[str]) -> bool:
-    """Say whether a control run gave no result and will give none here."""
+def _is_unusable(run: asyncio.Future[str]) -> bool:
+    """Say whether a control run has no result and will have none in this event loop."""
     if not run.done():
         return run.get_loop() is not asyncio.get_running_loop()
     return run.cancelled() or run.exception() is not None
@@ -224,7 +224,7 @@ _CONTROLS = _Controls()
 
 
 async def _control(task: CodingTask, settings: SandboxSettings) -> str:
-    """Return why the task cannot be judged; empty if it can."""
+    """Return the reason why a task cannot be judged; empty if it can be."""
     gold = (task.gold_patch or "").encode()
     try:
         run, changed, _ = await run_on_clean_copy(task, gold, settings)
@@ -245,6 +245,6 @@ def not_started(task: CodingTask, run: TestRun, where: str) -> TaskError:
     ended = "ran out of time" if run.result.timed_out else f"ended with {run.result.exit_code}"
     return TaskError(
         f"The test command {task.test_command!r} did not start its tests {where}: it {ended}. "
-        f"Correct the command, or install what it needs in the image or with setup_command. "
+        "Correct the command, or install its requirements in the image or with setup_command. "
         f"Its output ends with: {run.output.strip()[-500:] or '(none)'}"
     )

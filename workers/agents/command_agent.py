@@ -12,14 +12,15 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import Any, ClassVar, get_type_hints
 
-from workers.agents.function_agent import AnswerShapeError, RecordedModel
+from workers.agents.function_agent import AnswerShapeError
+from workers.agents.recorded_model import RecordedModel
 from workers.core.base_agent import BaseAgent
 from workers.core.conversation import begin_trajectory
 from workers.core.endpoint import Endpoint, open_endpoint
 from workers.core.options import Options
 from workers.core.trajectory import StepType, Trajectory, TrajectoryStep
 from workers.sandbox.base import CommandResult, Sandbox, SandboxLimits
-from workers.sandbox.kinds import open_sandbox
+from workers.sandbox.kinds import CONTAINER_KINDS, open_sandbox
 from workers.sandbox.local import ConfinedSandbox
 
 #: Port of the model on the sandbox's own loopback, where no other program listens.
@@ -28,7 +29,7 @@ PROMPT_FILE = "prompt.txt"
 _FORWARDER = "socket_forwarder.py"
 #: Longest argument that Linux takes.
 _MOST_ARGUMENT_BYTES = 128 * 1024 - 1
-#: The attempt's time limit ends the command; these only bound what it left behind.
+#: The attempt's time limit ends the command; these limits only bound processes that it left.
 _LIMITS: Mapping[str, Any] = {"wall_s": 86400.0, "cpu_s": 86400.0}
 _TAIL_CHARS = 2000
 
@@ -68,7 +69,7 @@ class CommandAgent(BaseAgent):
     ) -> None:
         if not command:
             raise ValueError("the agent 'command' needs its option command, a list of words")
-        if sandbox in ("docker", "k8s"):
+        if sandbox in CONTAINER_KINDS:
             raise ValueError(
                 f"the agent 'command' runs on the worker's machine, not in {sandbox}; choose "
                 "bubblewrap or namespaces"
@@ -119,30 +120,30 @@ class CommandAgent(BaseAgent):
         return await open_sandbox(self.sandbox, limits=self.sandbox_limits, **options)
 
     async def _run(self, sandbox: Sandbox, endpoint: Endpoint, text: str) -> CommandResult:
-        words = self._words(sandbox, endpoint, text)
+        command = self._filled_command(sandbox, endpoint, text)
         if not isinstance(sandbox, ConfinedSandbox):
             # Unconfined commands share the worker's loopback.
-            return await sandbox.run(words, env=self._environment(endpoint, endpoint.base_url))
+            return await sandbox.run(command, env=self._environment(endpoint, endpoint.base_url))
         assert endpoint.socket_path is not None
         forwarder = [sys.executable, "-I", "-S", "-c", forwarder_source()]
         return await sandbox.run(
-            [*forwarder, endpoint.socket_path, str(PORT), *words],
+            [*forwarder, endpoint.socket_path, str(PORT), *command],
             env=self._environment(endpoint, f"http://127.0.0.1:{PORT}/v1"),
         )
 
-    def _words(self, sandbox: Sandbox, endpoint: Endpoint, text: str) -> list[str]:
+    def _filled_command(self, sandbox: Sandbox, endpoint: Endpoint, text: str) -> list[str]:
         values = {
             "{prompt_file}": f"{sandbox.root}/{PROMPT_FILE}",
             "{model}": endpoint.model,
             "{prompt}": text,  # the last one: the prompt may hold the others
         }
-        words = [_filled(word, values) for word in self.command]
-        if any(len(word.encode()) > _MOST_ARGUMENT_BYTES for word in words):
+        command = [_filled(argument, values) for argument in self.command]
+        if any(len(argument.encode()) > _MOST_ARGUMENT_BYTES for argument in command):
             raise ValueError(
                 "the prompt is too long for an argument of a command; use {prompt_file} in place "
                 "of {prompt}"
             )
-        return words
+        return command
 
     def _environment(self, endpoint: Endpoint, base_url: str) -> dict[str, str]:
         return {
@@ -157,14 +158,14 @@ class CommandAgent(BaseAgent):
 
     async def _answer_of(self, sandbox: Sandbox, result: CommandResult) -> str:
         if not result.succeeded:
-            raise CommandFailed(_told(self.command[0], result, "failed"))
+            raise CommandFailed(_failure_text(self.command[0], result, "failed"))
         if self.answer_file is None:
             return result.stdout.strip()
         try:
             data = await sandbox.read_file(self.answer_file)
         except OSError as error:
             problem = f"left no answer in {self.answer_file} ({error.strerror})"
-            raise CommandFailed(_told(self.command[0], result, problem)) from error
+            raise CommandFailed(_failure_text(self.command[0], result, problem)) from error
         return data.decode("utf-8", "replace").strip()
 
 
@@ -182,13 +183,13 @@ def forwarder_source() -> str:
     return (resources.files("workers.sandbox") / _FORWARDER).read_text()
 
 
-def _filled(word: str, values: Mapping[str, str]) -> str:
+def _filled(argument: str, values: Mapping[str, str]) -> str:
     for name, value in values.items():
-        word = word.replace(name, value)
-    return word
+        argument = argument.replace(name, value)
+    return argument
 
 
-def _told(program: str, result: CommandResult, problem: str) -> str:
+def _failure_text(program: str, result: CommandResult, problem: str) -> str:
     end = f"exit code {result.exit_code}" + (", out of time" if result.timed_out else "")
     output = (result.stderr or result.stdout).strip()[-_TAIL_CHARS:]
     return f"{program} {problem} ({end}): {output or 'no output'}"

@@ -43,7 +43,7 @@ class Probe:
 
     @property
     def files(self) -> dict[str, str]:
-        """Path to content of the files that must be in place before the tests run."""
+        """Path to content of the files that must be written before the tests run."""
         return {f"{self.folder}/rollout_{self.token}.py": _probe_source(), self.record: ""}
 
     @property
@@ -111,23 +111,24 @@ class _Line(BaseModel):
     python: str = ""
 
 
-def runner_of(command: str, asked: TestRunner) -> str | None:
+def runner_of(command: str, setting: TestRunner) -> str | None:
     """Return the test runner that leaves a record; None where only the exit code counts."""
-    if asked != "auto":
-        return None if asked == "none" else asked
+    if setting != "auto":
+        return None if setting == "none" else setting
     if _UNITTEST.search(command):
         return "unittest"
     return "pytest" if _PYTEST.search(command) else None
 
 
 def read_record(data: bytes, key: str) -> Evidence:
-    """Return what a record says; lines that the probe did not write are left out."""
-    lines = [line for each in data.splitlines() if (line := _read_line(each)) and line.key == key]
+    """Return the content of a record; lines that the probe did not write are left out."""
+    read = map(_read_line, data.splitlines())
+    lines = [line for line in read if line and line.key == key]
     finished = [line for line in lines if line.event == "finished"]
     return Evidence(
         started=len(lines) - len(finished),
         finished=len(finished),
-        outcomes={test: how for line in finished for test, how in line.outcomes.items()},
+        outcomes={test: end for line in finished for test, end in line.outcomes.items()},
         skipped_in={test: files for line in finished for test, files in line.skipped_in.items()},
         is_sound=all(line.is_sound for line in finished),
         python=lines[0].python[:200] if lines else "",
@@ -166,7 +167,7 @@ def decide_failure(
         return f"the changed code skipped tests: {_named(skipped)}"
     if required:
         return ""
-    if failed := sorted(t for t, how in evidence.outcomes.items() if how in ("failed", "error")):
+    if failed := sorted(t for t, end in evidence.outcomes.items() if end in ("failed", "error")):
         return f"tests failed: {_named(failed)}"
     if not passed:
         return "no test passed"

@@ -1,4 +1,4 @@
-"""Records, inside the tests' own process, which tests ran and how each of them ended.
+"""Records the outcome of each test, inside the tests' own process.
 
 `evidence.py` copies this file into the sandbox under a random name. pytest loads it as a plug-in;
 `python -m NAME` runs it in place of `-m unittest`. Interpreters from 3.7 on can load it. Must not:
@@ -19,8 +19,8 @@ import unittest
 from typing import Any
 
 
-def _take_place() -> str:
-    """Return the record's path and key, and take them out of the environment.
+def _take_record_address() -> str:
+    """Return the record's path and key, and remove them from the environment.
 
     Programs that the tests start must not add to the record.
     """
@@ -28,13 +28,13 @@ def _take_place() -> str:
 
 
 class _Record:
-    """How each test ended; a failure of one phase outweighs the success of others.
+    """The outcome of each test; a failure of one phase outweighs the success of others.
 
-    Tests `passed`, `failed` or were `skipped`; a module that could not be read is an `error`.
+    Tests `passed`, `failed` or were `skipped`; a module that could not be imported is an `error`.
     """
 
-    def __init__(self, place: str) -> None:
-        path, _, key = place.rpartition(":")
+    def __init__(self, address: str) -> None:
+        path, _, key = address.rpartition(":")
         self.outcomes: dict[str, str] = {}
         self.skipped_in: dict[str, list[str]] = {}
 
@@ -70,7 +70,7 @@ class _MustFail(unittest.TestCase):
     """A test that fails wherever assertions work."""
 
     def runTest(self) -> None:
-        self.assertEqual(1, 2)  # noqa: PT009 - this method is what is examined
+        self.assertEqual(1, 2)  # noqa: PT009 - this method is examined
 
 
 def _unittest_is_sound() -> bool:
@@ -108,8 +108,8 @@ def _equals_everything(value: Any, allows_mocks: bool, depth: int) -> bool:
     if kind in (list, tuple, dict) and depth:
         parts = value.values() if kind is dict else value
         return any(_equals_everything(part, allows_mocks, depth - 1) for part in list(parts)[:100])
-    # A comparison that is written in C, such as an array's, may be expensive and is honest. The
-    # name tells it from another method of C, such as `__ne__`, in the place of `__eq__`.
+    # A comparison that is written in C, such as an array's, may be expensive, and the model did not
+    # write it. The check of the name excludes another method of C, such as `__ne__`, as `__eq__`.
     is_of_c = isinstance(kind.__eq__, types.WrapperDescriptorType)
     if is_of_c and kind.__eq__.__name__ == "__eq__":
         return False
@@ -119,9 +119,9 @@ def _equals_everything(value: Any, allows_mocks: bool, depth: int) -> bool:
 
 
 def _is_of_tests(kind: Any) -> bool:
-    """Say whether the comparison is written in the tests: they have objects that match a pattern.
+    """Say whether the comparison is defined in a test file, for objects that match a pattern.
 
-    Changes of their files do not count, so the model did not write it.
+    Changes of test files do not count, so the model did not write the comparison.
     """
     code = getattr(kind.__eq__, "__code__", None)
     return code is not None and bool(_OF_TESTS.search(os.path.relpath(code.co_filename, _FOLDER)))
@@ -135,7 +135,7 @@ def _equals(value: Any, other: Any) -> bool:
 
 
 def _random_values() -> list[Any]:
-    """Return values that no honest object equals, one of each common type."""
+    """Return random values, one of each common type; only an object that equals all equals one."""
     number = int.from_bytes(os.urandom(8), "big")
     text = str(number)
     return [
@@ -204,7 +204,7 @@ def _with_checks(method: Any) -> Any:
         kinds = [getattr(type(value), "__module__", "") for value in module.values()]
         names = [getattr(value, "__name__", "") for value in module.values()]
         allows_mocks = any(each in _MOCKS for each in [*kinds, *names])
-        # Each method has other names for its operands, and tests may pass them by name.
+        # The names of the operands differ between the methods, and tests may pass them by name.
         for operand in [*args[:2], *kwargs.values()]:
             _checked(operand, allows_mocks)
         return method(self, *args, **kwargs)
@@ -240,7 +240,7 @@ class _PytestRecorder:
 
 
 def _pytest_is_sound(session: Any) -> bool:
-    """Run a failing test by the session's own machinery; it must not pass."""
+    """Run a failing test by the session's own functions; say whether the test did not pass."""
     try:
         from _pytest.runner import runtestprotocol
 
@@ -272,12 +272,12 @@ def _failing_item(session: Any) -> Any:
 def pytest_configure(config: Any) -> None:
     """Begin the record of a session."""
     # The workers of pytest-xdist do not write a record; the main process gets their reports.
-    if _PLACE and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(_PytestRecorder(_Record(_PLACE)))
+    if _ADDRESS and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_PytestRecorder(_Record(_ADDRESS)))
 
 
 _IS_PLUGIN = "pytest" in sys.modules and __name__.startswith("rollout_")
-_PLACE = _take_place() if _IS_PLUGIN else ""
+_ADDRESS = _take_record_address() if _IS_PLUGIN else ""
 
 if _IS_PLUGIN:
     import pytest
@@ -288,7 +288,7 @@ if _IS_PLUGIN:
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_makereport(item: Any, call: Any) -> Any:
         """Note the files through which a test's exception passed."""
-        # Before the report is made: pytest puts an exception of its own in place of SkipTest.
+        # Before the report is made, because pytest replaces SkipTest by an exception of its own.
         files = _files_of(call.excinfo.tb) if call.excinfo else []
         made = yield
         made.get_result().passed_files = files
@@ -357,7 +357,7 @@ class _Loader(unittest.TestLoader):
 
 
 def _run_unittest() -> None:
-    record = _Record(_take_place())
+    record = _Record(_take_record_address())
     _check_operands_of_unittest()
 
     class Result(_Result):

@@ -48,8 +48,8 @@ def protected_paths(
         new: Those of them that were not there before.
         known: Those of `folders_of(new)` that were there before.
         allowed: Globs of paths that the task lets the model change; `*` also matches `/`.
-        task_paths: Paths that belong to the task whatever it allows: its test files and restored
-            paths. A change of one, below one or above one does not count.
+        task_paths: Paths of the task that `allowed` does not open: its test files and restored
+            paths. A change of such a path, below it or above it does not count.
     """
     own = [PurePosixPath(path) for path in task_paths]
     packages = _packages(new, known)
@@ -81,7 +81,7 @@ def _packages(new: Collection[str], known: Collection[str]) -> set[str]:
 
 
 def _meets(path: PurePosixPath, own: Sequence[PurePosixPath]) -> bool:
-    return any(path.is_relative_to(one) or one.is_relative_to(path) for one in own)
+    return any(path.is_relative_to(each) or each.is_relative_to(path) for each in own)
 
 
 def _is_test_or_configuration(path: str) -> bool:

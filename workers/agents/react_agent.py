@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 from workers.agents.tool_calling_agent import ToolCallingAgent
 from workers.core.options import Options
-from workers.core.tool_prompt import tools_text
 from workers.core.trajectory import StepType, Trajectory, TrajectoryStep
 
 _REFLECTION = "Before you go on, think about why this failed and what to do differently."
@@ -46,7 +45,7 @@ class ReActAgent(ToolCallingAgent):
             return f"Think step by step.{use} Write your result after 'Final Answer:'."
         return (
             "Solve the task in turns of thinking and acting. You have these tools:\n"
-            f"{tools_text(self.tool_schemas().values())}\n\n"
+            f"{self.tools_text()}\n\n"
             "In each turn write\n"
             "Thought: what you know and what to do next\n"
             "Action: tool_name(parameter='text', other=1)\n"

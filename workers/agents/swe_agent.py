@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from workers.agents.coding_agent import CONTAINER_KINDS, CodingAgent
+from workers.agents.coding_agent import CodingAgent
 from workers.agents.coding_verdict import TestVerdict
 from workers.core.options import Options
 from workers.core.trajectory import StepType, Trajectory, TrajectoryStep
+from workers.sandbox.kinds import CONTAINER_KINDS
 
 
 class SWEAgent(CodingAgent):

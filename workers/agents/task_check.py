@@ -1,4 +1,4 @@
-"""The check of a coding task without a model: it starts, it fails untouched, its solution passes.
+"""Checks a coding task without a model: its tests fail untouched and pass with the gold patch.
 
 Called by `rollout task check`. Must not: call a model.
 """
@@ -26,7 +26,7 @@ class TaskCheck:
         starts: Whether the sandbox opens, the task is set up, and the test command starts.
         untouched_fails: Whether the tests fail without a change; None if they do not start.
         gold_passes: Whether they pass with the gold patch; None without one.
-        problem: What has to be corrected; empty if the task is good.
+        problem: The part of the task to correct; empty if the task is good.
         python: Version and path of the interpreter; empty without a record.
     """
 
@@ -41,10 +41,10 @@ async def check_tasks(
     prompts: Sequence[Mapping[str, Any]], agent: CodingAgent, at_once: int
 ) -> list[TaskCheck]:
     """Check tasks, at most `at_once` at a time; the results are in their order."""
-    places = asyncio.Semaphore(at_once)
+    slots = asyncio.Semaphore(at_once)
 
     async def check_one(prompt: Mapping[str, Any]) -> TaskCheck:
-        async with places:
+        async with slots:
             return await check_task(prompt, agent)
 
     return await asyncio.gather(*map(check_one, prompts))

@@ -28,7 +28,7 @@ _OWN_INDEX = "GIT_INDEX_FILE=$(mktemp -d)/index && export GIT_INDEX_FILE"
 
 
 class DiffRefused(Exception):
-    """A diff cannot be judged; the model's work is the cause, and the message says why."""
+    """A diff cannot be judged; the model's work is the cause, and the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ async def read_diff(sandbox: Sandbox, base_tree: str) -> bytes:
     The diff is empty if nothing changed, or if the model destroyed the repository.
 
     Raises:
-        DiffRefused: It is too large.
+        DiffRefused: The diff is too large.
     """
     # The diff goes through a file, because the output of a command is cut.
     made = await sandbox.run(
@@ -124,8 +124,8 @@ async def apply_diff(
     if not applied.succeeded or applied.truncated:
         reason = applied.stderr.strip()[-500:] or "it changes too many files"
         raise DiffRefused(f"the diff does not apply to a clean copy: {reason}")
-    words = applied.stdout.split("\0")[:-1]
-    status = dict(zip(words[1::2], words[::2], strict=True))
+    fields = applied.stdout.split("\0")[:-1]
+    status = dict(zip(fields[1::2], fields[::2], strict=True))
     new = {path for path, letter in status.items() if letter == "A"}
     left_out = protected_paths(
         list(status),
@@ -140,8 +140,8 @@ async def apply_diff(
 
 async def restore(paths: Sequence[str], sandbox: Sandbox, base_tree: str) -> bool:
     """Put paths back to their first state; returns whether that was possible."""
-    words = " ".join(map(shlex.quote, paths))
-    command = f"rm -rf -- {words} && {_GIT} checkout {base_tree} -- {words}"
+    quoted = " ".join(map(shlex.quote, paths))
+    command = f"rm -rf -- {quoted} && {_GIT} checkout {base_tree} -- {quoted}"
     return (await sandbox.run(command)).succeeded
 
 
@@ -157,13 +157,13 @@ async def _known(paths: Sequence[str], sandbox: Sandbox, base_tree: str) -> set[
 
 
 async def _undo(paths: Sequence[str], new: set[str], sandbox: Sandbox, base_tree: str) -> None:
-    for command, some in (
+    for command, undone in (
         ("rm -rf --", [path for path in paths if path in new]),
         (f"{_GIT} --literal-pathspecs checkout {base_tree} --", set(paths).difference(new)),
     ):
-        names = b"".join(path.encode() + b"\0" for path in some)
+        names = b"".join(path.encode() + b"\0" for path in undone)
         if names and not (await sandbox.run(f"xargs -0 {command}", stdin=names)).succeeded:
-            raise DiffRefused(f"protected paths could not be restored: {', '.join(some)}"[:500])
+            raise DiffRefused(f"protected paths could not be restored: {', '.join(undone)}"[:500])
 
 
 def _staged(base: str) -> str:

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 
 from workers.agents.tool_calling_agent import ToolCallingAgent
 from workers.core.options import Options
-from workers.core.tool_prompt import tools_text
 from workers.core.trajectory import StepType, Trajectory, TrajectoryStep
 
 
@@ -54,7 +53,7 @@ class ToolAgent(ToolCallingAgent):
             return f"Solve the task by calling tools. {ending}"
         return (
             "Solve the task with these tools:\n"
-            f"{tools_text(self.tool_schemas().values())}\n\n"
+            f"{self.tools_text()}\n\n"
             "To call one, write a line\n"
             "TOOL_CALL: tool_name(parameter='text', other=1)\n"
             f"{ending}"

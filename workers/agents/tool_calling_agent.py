@@ -1,8 +1,8 @@
 """The loop of agents with tools: call the model, run its tool calls, send it the results.
 
-The react, tool and coding agents derive from it; they differ in their instructions and in the calls
-they refuse. Must not: keep state of a trajectory on the agent, or catch an exception of the model's
-client.
+The react, tool and coding agents derive from it. They differ in their instructions and in the
+calls that they refuse. Must not: keep state of a trajectory on the agent, or catch an exception of
+the model's client.
 """
 
 from __future__ import annotations
@@ -88,18 +88,17 @@ class ToolCallingAgent(BaseAgent):
         return {"tools": [schema.to_openai() for schema in self.tool_schemas().values()]}
 
     def reply_format(self) -> ReplyFormat:
-        """Return how replies are read: with native tools, plain text is an answer."""
+        """Return the rules for replies: with native tools, plain text is an answer."""
         is_answer = self.native_tools or self.unlabelled_is_answer
         return ReplyFormat(
             unlabelled=StepType.FINAL_ANSWER if is_answer else StepType.THOUGHT,
-            parameter_names=self.parameter_names,
             tools=self.tool_schemas(),
             tool_format=self.tool_format,
             native_tools=self.native_tools,
         )
 
     async def act_on(self, steps: list[TrajectoryStep], trajectory: Trajectory) -> bool:
-        """Append a reply's steps in order, running each call; says whether any was usable."""
+        """Append a reply's steps in order and run each call; return whether a step was usable."""
         is_usable = False
         for number, step in enumerate(steps):
             trajectory.add_step(step)

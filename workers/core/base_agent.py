@@ -154,12 +154,16 @@ class BaseAgent(ABC):
             return "Solve the task. Write your result after 'Final Answer:'."
         return (
             "Solve the task with the help of these tools:\n"
-            f"{tools_text(self.tool_schemas().values())}\n\n"
+            f"{self.tools_text()}\n\n"
             "To use one, write a line such as\n"
             "Action: tool_name(parameter='text', other=1)\n"
             "and stop; its result is told to you. When you know the result of the task, write\n"
             "Final Answer: the result"
         )
+
+    def tools_text(self) -> str:
+        """Return the description of the agent's tools for a system prompt."""
+        return tools_text(self.tool_schemas().values())
 
     def offered_tools(self) -> dict[str, Any]:
         """Return the arguments that offer the tools to the model natively; none by default."""
@@ -173,11 +177,6 @@ class BaseAgent(ABC):
         """
         return first_step_of(as_model_response(output), self.reply_format())
 
-    def parameter_names(self, tool_name: str) -> Sequence[str]:
-        """Return a tool's parameters in order; none for an unknown tool."""
-        schema = self.tool_schemas().get(tool_name)
-        return list(schema.function.parameters.properties) if schema else ()
-
     async def generate(
         self, llm_generate_func: Any, trajectory: Trajectory, **kwargs: Any
     ) -> list[TrajectoryStep]:
@@ -189,16 +188,12 @@ class BaseAgent(ABC):
         """
         messages = self.format_messages_for_llm(trajectory)
         response = await self.call_llm(llm_generate_func, messages, trajectory, **kwargs)
-        is_counted = response.prompt_tokens is not None
-        return self.read_response(response, 0 if is_counted else content_chars(messages))
+        prompt_chars = content_chars(messages) if response.prompt_tokens is None else 0
+        return read_reply(response, self.reply_format(), prompt_chars=prompt_chars)
 
     def reply_format(self) -> ReplyFormat:
-        """Return how this agent reads replies; overridden by agents that read them otherwise."""
-        return ReplyFormat(parameter_names=self.parameter_names, tools=self.tool_schemas())
-
-    def read_response(self, response: ModelResponse, prompt_chars: int) -> list[TrajectoryStep]:
-        """Return a reply's steps."""
-        return read_reply(response, self.reply_format(), prompt_chars=prompt_chars)
+        """Return the rules by which this agent reads replies; overridden for other rules."""
+        return ReplyFormat(tools=self.tool_schemas())
 
     async def call_llm(
         self,
@@ -303,8 +298,8 @@ class BaseAgent(ABC):
     def full_system_prompt(self, trajectory: Trajectory) -> str:
         """Return the agent's system prompt and the prompt's own, as one text."""
         if self._system_prompt is None:
-            given = self.config.get("system_prompt")
-            self._system_prompt = "\n\n".join(filter(None, (given, self.create_system_prompt())))
+            option = self.config.get("system_prompt")
+            self._system_prompt = "\n\n".join(filter(None, (option, self.create_system_prompt())))
         prompts_own = trajectory.metadata.get("prompt_system")
         return "\n\n".join(filter(None, (self._system_prompt, prompts_own)))
 

@@ -1,7 +1,7 @@
 """The two classes a tool derives from.
 
 `BaseAgenticTool` for tools that bring their own schema and state; `SimpleAgenticTool` for one
-method. One tool object serves many trajectories at once: what belongs to a trajectory is kept
+method. One tool object serves many trajectories at once: the state of a trajectory is kept
 under its instance id. A failure that the model can learn from is a `ToolResult` with success=False;
 callers survive an exception, too.
 """
@@ -109,7 +109,7 @@ class SimpleAgenticTool(BaseAgenticTool):
     async def execute_tool(
         self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
     ) -> ToolResult:
-        """Check the parameters, run `simple_execute`, and wrap what it returns."""
+        """Check the parameters, run `simple_execute`, and wrap the returned value."""
         if problems := self.parameter_problems(parameters):
             return ToolResult(success=False, error="; ".join(problems))
         return as_tool_result(await call_sync_or_async(self.simple_execute, parameters))

@@ -50,7 +50,12 @@ class CallFormat(NamedTuple):
 
 
 def tool_name(written: str, tools: Tools) -> str:
-    """Return the agent's name of a tool: without namespaces, call numbers and `.call`."""
+    """Return the agent's name of a tool: without namespaces, call numbers and `.call`.
+
+    Without offered tools the name stays as written.
+    """
+    if not tools:
+        return written
     name = written.strip().strip("\"'")
     if name in tools:
         return name
@@ -58,6 +63,18 @@ def tool_name(written: str, tools: Tools) -> str:
     for namespace in _NAMESPACES:
         name = name.removeprefix(namespace)
     return name
+
+
+def bound_call(call: ParsedCall, tools: Tools) -> ParsedCall:
+    """Return a call with the agent's name of its tool, and a name for each argument.
+
+    Raises:
+        CallParseError: The tool has fewer parameters, or an argument is given twice.
+    """
+    name = tool_name(call.name, tools)
+    schema = tools.get(name)
+    names = list(schema.function.parameters.properties) if schema else []
+    return call._replace(name=name).bind(names)
 
 
 def _named(name: Any) -> str:
@@ -159,7 +176,7 @@ def _read_deepseek(text: str, opening: re.Match[str], tools: Tools) -> FoundCall
 
 
 def _read_parameters(text: str, opening: re.Match[str], tools: Tools) -> FoundCalls:
-    """Read `<parameter>` elements, or a JSON object in their place."""
+    """Read `<parameter>` elements, or a JSON object instead of them."""
     name = tool_name(_named(opening["name"]), tools)
     closing = _END_OF_XML.search(text, opening.end())
     body = text[opening.end() : closing.start() if closing else len(text)]
@@ -181,7 +198,7 @@ def read_whole(text: str, tools: Tools) -> list[ParsedCall]:
     """Return the calls of a text that is nothing but calls.
 
     Raises:
-        CallParseError: It is something else.
+        CallParseError: The text contains other text than calls.
     """
     if fence := _FENCED.fullmatch(text):
         text = fence[1].strip()

@@ -35,7 +35,7 @@ class ParsedCall(NamedTuple):
     args: dict[str, Any]
     positional: tuple[Any, ...] = ()
 
-    def bind(self, parameter_names: Sequence[str] | None) -> ParsedCall:
+    def bind(self, parameter_names: Sequence[str]) -> ParsedCall:
         """Give positional values the names of the parameters, in their order.
 
         Raises:
@@ -43,24 +43,20 @@ class ParsedCall(NamedTuple):
         """
         if not self.positional:
             return self
-        names = list(parameter_names or ())
-        if len(self.positional) > len(names):
+        if len(self.positional) > len(parameter_names):
+            example = parameter_names[0] if parameter_names else "parameter"
             raise CallParseError(
                 f"{self.name} was called with {len(self.positional)} values without a name; "
-                f"name them, as in {self.name}({names[0] if names else 'parameter'}=...)"
+                f"name them, as in {self.name}({example}=...)"
             )
-        args = dict(zip(names, self.positional, strict=False))
+        args = dict(zip(parameter_names, self.positional, strict=False))
         if twice := sorted(args.keys() & self.args.keys()):
             raise CallParseError(f"{self.name} was given {', '.join(twice)} twice")
         return ParsedCall(self.name, {**args, **self.args})
 
 
-def parse_call(text: str, parameter_names: Sequence[str] | None = None) -> ParsedCall:
-    """Parse a text that is one call.
-
-    Args:
-        text: `name(...)`, with Python literals or one JSON object as arguments.
-        parameter_names: The tool's parameters in order, for values without a name.
+def parse_call(text: str) -> ParsedCall:
+    """Parse a text that is one call: `name(...)`, with Python literals or one JSON object.
 
     Raises:
         CallParseError: The text is no such call, has other values than literals, or is too long or
@@ -70,8 +66,7 @@ def parse_call(text: str, parameter_names: Sequence[str] | None = None) -> Parse
     end = find_call_end(text)
     if text[end:].strip(" \t\r\n.;`"):
         raise CallParseError(f"unexpected text after the call: {_shorten(text[end:])}")
-    call = _read_call(text[:end])
-    return call.bind(parameter_names) if parameter_names is not None else call
+    return _read_call(text[:end])
 
 
 def find_call_end(text: str, start: int = 0) -> int:
@@ -230,8 +225,8 @@ def _literal(node: ast.expr, name: str) -> Any:
             return -_bounded(number, name)
         case ast.UnaryOp(op=ast.UAdd(), operand=ast.Constant(value=int() | float() as number)):
             return _bounded(number, name)
-        case ast.Name(id=word) if word in _NAMED_LITERALS:
-            return _NAMED_LITERALS[word]
+        case ast.Name(id=literal) if literal in _NAMED_LITERALS:
+            return _NAMED_LITERALS[literal]
     raise CallParseError(
         f"{name}: arguments must be plain values (text in quotes, numbers, lists, dicts), "
         f"not {type(node).__name__.lower()}"
@@ -319,8 +314,8 @@ def _finite(text: str) -> float:
     return value
 
 
-def _refuse_constant(word: str) -> Any:
-    raise CallParseError(f"{word} is not a JSON value")
+def _refuse_constant(constant: str) -> Any:
+    raise CallParseError(f"{constant} is not a JSON value")
 
 
 def _json_kind(value: Any) -> str:

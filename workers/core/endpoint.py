@@ -7,9 +7,9 @@ gateway answers the calls and records them. Must not: know HTTP, or how the endp
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 #: Label of calls whose key names no sub-agent.
 MAIN_AGENT = ""
@@ -48,16 +48,6 @@ class Endpoint:
         return replace(self, api_key=f"{key}{LABEL_MARK}{label}")
 
 
-class ServedModel(Protocol):
-    """A model's client that can be reached over HTTP, such as a worker's `ModelCalls`."""
-
-    def serve(
-        self, generate: Callable[..., Any], *, with_socket: bool
-    ) -> AbstractAsyncContextManager[Endpoint]:
-        """Answer HTTP calls with `generate` inside the block."""
-        ...
-
-
 @asynccontextmanager
 async def open_endpoint(
     llm_generate_func: Any, generate: Callable[..., Any], *, with_socket: bool = False
@@ -65,7 +55,8 @@ async def open_endpoint(
     """Open the endpoint of a trajectory; calls under way are cancelled at the end of the block.
 
     Args:
-        llm_generate_func: The client that the agent was given.
+        llm_generate_func: The client that the agent was given. A client with a gateway, such as a
+            worker's `ModelCalls`, has an async context manager `serve(generate, with_socket=)`.
         generate: Answers each call; it calls and records the client.
         with_socket: Whether a Unix socket is needed, for a sandbox without a network.
 

@@ -8,7 +8,7 @@ because a failed environment fails the rollout.
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 from collections.abc import Mapping
 from typing import Any
 
@@ -63,8 +63,7 @@ def _made(name: str, value: Any) -> Any:
     elif isinstance(path := value.get("class"), type):
         return path(value.get("config", {}))
     elif isinstance(path, str) and ":" in path:
-        module, _, attribute = path.partition(":")
-        return getattr(importlib.import_module(module), attribute)(value.get("config", {}))
+        return pkgutil.resolve_name(path)(value.get("config", {}))
     raise ValueError(
         f"interaction {name!r} is {value!r}; expected an object with generate_response, "
         'a function, or {"class": "module:Class", "config": {...}}'
@@ -78,10 +77,10 @@ async def _response_of(
     is_first, turns[name] = name not in turns, turns.get(name, 0) + 1
     generate = getattr(interaction, "generate_response", None)
     if generate is None:
-        given = await call_sync_or_async(interaction, trajectory)
-        return (None if given is None else str(given)), None
+        returned = await call_sync_or_async(interaction, trajectory)
+        return (None if returned is None else str(returned)), None
     if is_first and (start := getattr(interaction, "start_interaction", None)):
         await call_sync_or_async(start, trajectory.request_id)
-    given = await call_sync_or_async(generate, trajectory.request_id, trajectory.get_messages())
-    is_over, text, score, *_ = (*given, None, None)
+    returned = await call_sync_or_async(generate, trajectory.request_id, trajectory.get_messages())
+    is_over, text, score, *_ = (*returned, None, None)
     return (None if is_over or not text else str(text)), score

@@ -39,14 +39,14 @@ def json_safe(value: Any, depth: int = 0) -> Any:
         return [json_safe(item, depth + 1) for item in value]
     if kind is dict or isinstance(value, Mapping):
         return {_key(key): json_safe(item, depth + 1) for key, item in value.items()}
-    return _unusual(value, depth)
+    return _other_json(value, depth)
 
 
 def _key(key: Any) -> str:
     return key if type(key) is str else str(key.value if isinstance(key, Enum) else key)
 
 
-def _unusual(value: Any, depth: int) -> Any:
+def _other_json(value: Any, depth: int) -> Any:
     if isinstance(value, Enum):
         return json_safe(value.value, depth + 1)
     for plain in (str, int, float):

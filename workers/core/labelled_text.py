@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from workers.core.call_formats import calls_in_json, tool_name
+from workers.core.call_formats import bound_call, calls_in_json
 from workers.core.call_parser import (
     CallParseError,
     ParsedCall,
@@ -80,20 +80,19 @@ def labelled_steps(text: str, form: ReplyFormat) -> tuple[int, list[TrajectorySt
 
 
 def _kind_of(label: re.Match[str]) -> str:
-    word = label.group(1).lower()
-    if word in ("action", "tool_call"):
+    name = label.group(1).lower()
+    if name in ("action", "tool_call"):
         return "action"
-    return "final" if word.startswith("final") else word
+    return "final" if name.startswith("final") else name
 
 
 def _action_step(text: str, start: int, form: ReplyFormat) -> tuple[TrajectoryStep, int]:
-    """Return the step of the call that begins at `start`, and where it ends."""
+    """Return the step of the call that begins at `start`, and the position of its end."""
     fence = _FENCE.match(text, start)
     begin = fence.end() if fence else start
     try:
         call, end = _call_at(text, begin)
-        name = tool_name(call.name, form.tools) if form.tools else call.name
-        call = call._replace(name=name).bind(form.parameter_names(name))
+        call = bound_call(call, form.tools)
     except CallParseError as error:
         following = _LABEL.search(text, start)
         end = following.start() if following else len(text)

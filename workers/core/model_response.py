@@ -20,6 +20,11 @@ class NativeToolCall:
     name: str
     arguments: str
 
+    def to_openai(self) -> dict[str, Any]:
+        """Return the element of a message's `tool_calls`."""
+        function = {"name": self.name, "arguments": self.arguments}
+        return {"id": self.id, "type": "function", "function": function}
+
 
 @dataclass(frozen=True, slots=True)
 class ModelResponse:
@@ -53,14 +58,7 @@ class ModelResponse:
         message: dict[str, Any] = {"role": "assistant", "content": self.text}
         if self.tool_calls:
             message |= self.metadata.get("reasoning_fields", {})
-            message["tool_calls"] = [
-                {
-                    "id": call.id,
-                    "type": "function",
-                    "function": {"name": call.name, "arguments": call.arguments},
-                }
-                for call in self.tool_calls
-            ]
+            message["tool_calls"] = [call.to_openai() for call in self.tool_calls]
         return message
 
 

@@ -6,8 +6,8 @@ their first use, so importing this module is cheap. Must not: need a running eve
 
 from __future__ import annotations
 
-import importlib
 import inspect
+import pkgutil
 import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -65,8 +65,7 @@ def get_agent_class(name: str) -> type[BaseAgent]:
             return _agents[name]
     if name not in BUILTIN_AGENTS:
         raise ValueError(f"Unknown agent type: {name}. Known agents: {', '.join(list_agents())}")
-    module, _, attribute = BUILTIN_AGENTS[name].partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    return pkgutil.resolve_name(BUILTIN_AGENTS[name])
 
 
 def check_agent_options(name: str, given: Mapping[str, Any]) -> None:

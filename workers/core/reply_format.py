@@ -1,4 +1,4 @@
-"""`ReplyFormat`: how an agent reads the replies of its model.
+"""`ReplyFormat`: the rules by which an agent reads the replies of its model.
 
 Each agent makes its own; `reply_parser` and `labelled_text` read replies by it. Must not: read a
 reply.
@@ -6,23 +6,19 @@ reply.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from workers.core.call_formats import AUTO, Tools
 from workers.core.trajectory import StepType
 
-ParameterNames = Callable[[str], Sequence[str]]
-
 
 @dataclass(frozen=True, slots=True)
 class ReplyFormat:
-    """How an agent reads its replies.
+    """The rules by which an agent reads its replies.
 
     Args:
         unlabelled: Kind of step for a text without labels.
-        parameter_names: A tool's parameters in order, for values without a name.
         tools: The offered tools; without any, the text is not searched for calls.
         tool_format: The format of calls in the text, one of `call_formats.TOOL_FORMATS`.
         native_tools: Whether the tools were offered natively. Calls found in the text are then
@@ -31,7 +27,6 @@ class ReplyFormat:
     """
 
     unlabelled: StepType = StepType.THOUGHT
-    parameter_names: ParameterNames = lambda _: ()
     tools: Tools = field(default_factory=dict[str, Any])
     tool_format: str = AUTO
     native_tools: bool = False

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from workers.core.call_formats import Tools, tool_name
+from workers.core.call_formats import ANY_MARK, Tools, tool_name
 from workers.core.call_parser import CallParseError, parse_json_arguments
 from workers.core.labelled_text import label_kinds, labelled_steps, without_label
 from workers.core.model_response import ModelResponse, NativeToolCall
@@ -25,7 +25,6 @@ from workers.core.text_calls import (
     TextCalls,
     find_marked_calls,
     find_unmarked_calls,
-    lost_mark,
 )
 from workers.core.trajectory import StepType, TrajectoryStep
 
@@ -112,23 +111,23 @@ def _message_and_steps(
     if lost is not None:
         steps = [TrajectoryStep(StepType.THOUGHT, output.text.strip(), {"lost_call": lost})]
     if not steps:
-        why = "the reply has only reasoning" if output.reasoning else "the reply was empty"
-        steps = [TrajectoryStep(StepType.THOUGHT, "", {"parse_error": why})]
+        problem = "the reply has only reasoning" if output.reasoning else "the reply was empty"
+        steps = [TrajectoryStep(StepType.THOUGHT, "", {"parse_error": problem})]
     is_cut = end < len(output.text)
     kept = response.text[: output.origin(end)] if is_cut else response.text
     return {"role": "assistant", "content": kept}, steps
 
 
 def _calls_in_text(text: str, form: ReplyFormat) -> tuple[TextCalls | None, str | None]:
-    """Return the calls in the text, or the reason why it looks like a call that was lost."""
+    """Return the calls in the text, or the sign of a call that could not be read."""
     if not form.tools:
         return None, None
     if calls := find_marked_calls(text, form.tools, form.tool_format):
         return calls, None
     if label_kinds(text) - {"thought"}:
         return None, None
-    if mark := lost_mark(text):
-        return None, f"it contains {mark!r}, and no call follows that could be read"
+    if mark := ANY_MARK.search(text):
+        return None, f"it contains {mark.group()!r}, and no call follows that could be read"
     calls = find_unmarked_calls(text, form.tools, form.tool_format)
     if calls is None:
         return None, None
@@ -154,28 +153,22 @@ def _text_call_steps(
             action.metadata["tool_call_id"] = _call_id(response, number)
             del action.metadata["end"]
         message |= response.metadata.get("reasoning_fields", {})
-        message["tool_calls"] = [_as_native(action) for action in actions]
+        message["tool_calls"] = [_as_native(action).to_openai() for action in actions]
     return message, steps + actions
 
 
 def _text_call_step(call: TextCall, output: Output) -> TrajectoryStep:
     metadata: dict[str, Any] = {"end": output.origin(call.end)}
     if call.problem is not None:
-        return TrajectoryStep(
-            StepType.ACTION, call.written, metadata | {"parse_error": call.problem}
-        )
+        metadata["parse_error"] = call.problem
     return TrajectoryStep(
         StepType.ACTION, call.written, metadata, tool_name=call.name, tool_args=call.args
     )
 
 
-def _as_native(action: TrajectoryStep) -> dict[str, Any]:
+def _as_native(action: TrajectoryStep) -> NativeToolCall:
     arguments = json.dumps(action.tool_args, ensure_ascii=False)
-    return {
-        "id": action.metadata["tool_call_id"],
-        "type": "function",
-        "function": {"name": action.tool_name, "arguments": arguments},
-    }
+    return NativeToolCall(action.metadata["tool_call_id"], action.tool_name or "", arguments)
 
 
 def _call_id(response: ModelResponse, number: int) -> str:
@@ -229,7 +222,7 @@ def _native_step(call: NativeToolCall, tools: Tools) -> TrajectoryStep:
         StepType.ACTION,
         f"{call.name}({call.arguments})",
         {"tool_call_id": call.id},
-        tool_name=tool_name(call.name, tools) if tools else call.name,
+        tool_name=tool_name(call.name, tools),
         tool_args={},
     )
     try:

@@ -26,7 +26,7 @@ class ToolCallDelta:
 
 @dataclass(frozen=True, slots=True)
 class ResponseDelta:
-    """What is new in a response since the last delta.
+    """The new part of a response since the last delta.
 
     `reasoning_field` is the field in which the server sent the reasoning.
     """

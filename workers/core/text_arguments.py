@@ -24,7 +24,7 @@ _PARAMETER = re.compile(
 _GLM = re.compile(
     r"<arg_key>(?P<name>.*?)</arg_key>\s*<arg_value>(?P<value>.*?)(?:</arg_value>|\Z)", re.DOTALL
 )
-_WORDS = {"true": True, "false": False, "null": None, "none": None}
+_LITERALS = {"true": True, "false": False, "null": None, "none": None}
 
 
 def read_xml_arguments(body: str, schema: OpenAIFunctionToolSchema | None) -> dict[str, Any]:
@@ -53,8 +53,8 @@ def _typed(value: str, name: str, schema: OpenAIFunctionToolSchema | None) -> An
     if "string" in types:
         return value
     text = value.strip()
-    if text.lower() in _WORDS:
-        return _WORDS[text.lower()]
+    if text.lower() in _LITERALS:
+        return _LITERALS[text.lower()]
     try:
         parsed, end = parse_value(text)
     except CallParseError:

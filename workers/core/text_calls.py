@@ -19,12 +19,12 @@ from workers.core.call_formats import (
     UNMARKED,
     CallFormat,
     Tools,
+    bound_call,
     read_whole,
-    tool_name,
 )
 from workers.core.call_parser import CallParseError, ParsedCall
 
-#: Places near the end of a text at which an unmarked call is looked for.
+#: Number of positions near the end of a text at which an unmarked call may begin.
 _MOST_CANDIDATES = 30
 _CANDIDATE = re.compile(
     r"^[ \t]*(?=```|[\[{]|[A-Za-z_][\w.]{0,100}\()|(?=\{\s{0,20}[\"'](?:name|function|tool)\b)",
@@ -37,8 +37,8 @@ class TextCall(NamedTuple):
 
     written: str
     end: int  #: position behind the call, and behind the marks that close it
-    name: str | None
-    args: dict[str, Any]
+    name: str | None = None
+    args: dict[str, Any] | None = None
     problem: str | None = None
 
 
@@ -73,7 +73,7 @@ def find_marked_calls(text: str, tools: Tools, tool_format: str = AUTO) -> TextC
         start = begin if start is None else start
         written = text[begin:at].strip()
         if problem is not None:
-            calls.append(TextCall(written, at, None, {}, problem))
+            calls.append(TextCall(written, at, problem=problem))
         for call in parsed:
             calls.append(_text_call(call, written, at, tools))
     return TextCalls(start, calls) if calls and start is not None else None
@@ -100,12 +100,6 @@ def find_unmarked_calls(text: str, tools: Tools, tool_format: str = AUTO) -> Tex
     return None
 
 
-def lost_mark(text: str) -> str | None:
-    """Return the mark of a call in a text in which no call was found; None if it has none."""
-    mark = ANY_MARK.search(text)
-    return mark.group() if mark else None
-
-
 def _next_opening(
     text: str, at: int, formats: tuple[CallFormat, ...]
 ) -> tuple[CallFormat, re.Match[str]] | None:
@@ -114,10 +108,8 @@ def _next_opening(
 
 
 def _text_call(call: ParsedCall, written: str, end: int, tools: Tools) -> TextCall:
-    name = tool_name(call.name, tools)
-    schema = tools.get(name)
-    names = list(schema.function.parameters.properties) if schema else []
     try:
-        return TextCall(written, end, name, call.bind(names).args)
+        bound = bound_call(call, tools)
     except CallParseError as error:
-        return TextCall(written, end, None, {}, str(error))
+        return TextCall(written, end, problem=str(error))
+    return TextCall(written, end, bound.name, bound.args)

@@ -29,7 +29,7 @@ class ResultRecorder(Protocol):
     """Keeps results of tools for a later attempt of the same rollout."""
 
     def find_result(self, tool: str, arguments: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Return what an earlier attempt noted for an equal call, and forget it."""
+        """Return the result that an earlier attempt recorded for an equal call, and remove it."""
         ...
 
     def note_result(
@@ -55,7 +55,7 @@ def recording_results(recorder: ResultRecorder | None) -> Iterator[None]:
 async def invoke_tool_once(
     name: str, tool: Any, instance_id: str, parameters: dict[str, Any], *, timeout_s: float | None
 ) -> ToolResult:
-    """Run a tool, or return what an earlier attempt recorded of an equal call.
+    """Run a tool, or return the result that an earlier attempt recorded for an equal call.
 
     Only tools with `replay = "recorded"` are recorded, and only their successful results.
 
@@ -70,7 +70,7 @@ async def invoke_tool_once(
     started = time.perf_counter()
     result = await invoke_tool(tool, instance_id, parameters, timeout_s=timeout_s)
     if result.success:
-        # The text is kept as the model saw it.
+        # The recorded text is the one that the model saw.
         values = {**result.model_dump(), "shown": result.to_text()}
         recorder.note_result(name, parameters, values, time.perf_counter() - started)
     return result
@@ -171,8 +171,8 @@ async def _execute(tool: Any, instance_id: str, parameters: dict[str, Any]) -> T
 async def _execute_verl(tool: Any, instance_id: str, parameters: dict[str, Any]) -> ToolResult:
     """Run a verl tool: `create` may be repeated, `execute` returns (response, reward, metrics)."""
     await call_sync_or_async(tool.create, instance_id)
-    given = await call_sync_or_async(tool.execute, instance_id, parameters)
-    parts: Sequence[Any] = given if isinstance(given, tuple) else (given,)
+    returned = await call_sync_or_async(tool.execute, instance_id, parameters)
+    parts: Sequence[Any] = returned if isinstance(returned, tuple) else (returned,)
     response, reward, metrics = (*parts, None, None)[:3]
     text = getattr(response, "text", response)
     return ToolResult(

@@ -6,7 +6,7 @@ Built-in tools are imported at their first use. Must not: need a running event l
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -151,12 +151,12 @@ class ToolRegistry:
         await release_tool(self.get_tool(name), instance_id)
 
     def _require_free(self, name: str, tool_class: Callable[..., Any]) -> None:
-        """Let a class be registered again, with other settings; raise for another one."""
+        """Allow the same class again, with other settings; raise for another class."""
         if name not in self.get_tool_names():
             return
         is_made = name not in self._classes and name not in self._builtin
         own = type(self._tools[name]) if is_made else self._class_of(name)[0]
-        # Functions share one class and are told apart by their name alone.
+        # All functions have one class, so only their names distinguish them.
         if own is not tool_class or own is FunctionTool:
             raise ValueError(f"a tool named {name!r} is registered already; choose another name")
 
@@ -164,8 +164,7 @@ class ToolRegistry:
         if name in self._classes:
             return self._classes[name]
         if name in self._builtin:
-            module, _, attribute = self._builtin[name].partition(":")
-            return getattr(importlib.import_module(module), attribute), {}
+            return pkgutil.resolve_name(self._builtin[name]), {}
         raise ValueError(f"Unknown tool: {name}. Known tools: {', '.join(self.get_tool_names())}")
 
 

@@ -91,7 +91,7 @@ def create_openai_tool_schema(
         name: Name by which the model calls the tool.
         description: Purpose of the tool, for the model.
         parameters: Parameter name to its JSON Schema; or a whole schema of type "object".
-        required: Names that must be given; None leaves what a whole schema says.
+        required: Names that must be given; None keeps those of a whole schema.
     """
     is_whole_schema = parameters.get("type") == "object"
     schema: dict[str, Any] = (
@@ -149,7 +149,7 @@ def result_text(value: Any) -> str:
 
 
 def cut_middle(text: str, limit: int) -> str:
-    """Return the text, or its head and tail with a notice between them if it exceeds the limit."""
+    """Return the text; if it exceeds the limit, its head and tail with a notice between them."""
     if len(text) <= limit:
         return text
     head, tail = limit - limit // 2, limit // 2
@@ -188,9 +188,9 @@ def _value_problems(value: Any, schema: Any, *, where: str, depth: int) -> list[
                 for option in options
             )
             return [] if fits else [f"{where} has a value of none of the allowed kinds"]
-    wanted = schema.get("type")
-    if wanted and not _is_of_type(value, wanted):
-        return [f"{where} must be of type {_type_text(wanted)}, not {type(value).__name__}"]
+    expected = schema.get("type")
+    if expected and not _is_of_type(value, expected):
+        return [f"{where} must be of type {_type_text(expected)}, not {type(value).__name__}"]
     if (allowed := schema.get("enum")) is not None and value not in allowed:
         return [f"{where} must be one of {', '.join(map(repr, allowed))}"]
     if isinstance(value, Mapping):
@@ -206,8 +206,8 @@ def _value_problems(value: Any, schema: Any, *, where: str, depth: int) -> list[
     return []
 
 
-def _is_of_type(value: Any, wanted: str | Sequence[str]) -> bool:
-    names = [wanted] if isinstance(wanted, str) else wanted
+def _is_of_type(value: Any, expected: str | Sequence[str]) -> bool:
+    names = [expected] if isinstance(expected, str) else expected
     for name in names:
         kinds = _JSON_TYPES.get(name)
         if kinds is None:
@@ -223,5 +223,5 @@ def _is_of_type(value: Any, wanted: str | Sequence[str]) -> bool:
     return False
 
 
-def _type_text(wanted: str | Sequence[str]) -> str:
-    return wanted if isinstance(wanted, str) else " or ".join(wanted)
+def _type_text(expected: str | Sequence[str]) -> str:
+    return expected if isinstance(expected, str) else " or ".join(expected)

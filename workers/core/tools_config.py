@@ -1,4 +1,4 @@
-"""The tools that a `tools_config` names: made with their settings, and placed on the same files.
+"""Makes the tools that a `tools_config` names, with their settings and a common directory.
 
 Used by the agents and by the worker. Must not: register a tool.
 """
@@ -11,13 +11,13 @@ from typing import Any
 from workers.core.tool_call import checked_tool
 from workers.core.tool_registry import get_global_tool_registry
 
-#: Tools that use files, and their settings that say which.
-_WITH_FILES = ("bash_executor", "file_editor")
-_PLACE = ("sandbox", "root", "limits", "options")
+#: Tools whose directory `search` shares, and the settings that name the directory.
+_FILE_TOOLS = ("bash_executor", "file_editor")
+_DIRECTORY_SETTINGS = ("sandbox", "root", "limits", "options")
 
 
 def create_tools(
-    tools_config: Mapping[str, Any] | Sequence[str] | None, *, in_sandbox: bool = False
+    tools_config: Mapping[str, Any] | Sequence[str], *, in_sandbox: bool = False
 ) -> dict[str, Any]:
     """Return tools by name.
 
@@ -28,32 +28,30 @@ def create_tools(
     Raises:
         ValueError: No tool has the name.
     """
-    if tools_config is None:
-        return {}
     if not isinstance(tools_config, Mapping):
         tools_config = dict.fromkeys(tools_config)
-    tools_config = _with_search_beside_others(tools_config, in_sandbox=in_sandbox)
+    tools_config = _with_shared_directory(tools_config, in_sandbox=in_sandbox)
     return {name: _make_tool(name, value) for name, value in tools_config.items()}
 
 
-def _with_search_beside_others(
+def _with_shared_directory(
     tools_config: Mapping[str, Any], *, in_sandbox: bool
 ) -> Mapping[str, Any]:
-    """Let `search` without a place of its own search where commands run and files are edited."""
+    """Give `search` without a directory of its own the one in which commands run."""
     own = {} if tools_config.get("search") in (None, True) else tools_config["search"]
-    is_placed = not isinstance(own, Mapping) or any(own.get(key) for key in ("root", "sandbox"))
-    if "search" not in tools_config or is_placed:
+    has_own = not isinstance(own, Mapping) or any(own.get(key) for key in ("root", "sandbox"))
+    if "search" not in tools_config or has_own:
         return tools_config
-    others = [tools_config[name] for name in _WITH_FILES if name in tools_config]
+    others = [tools_config[name] for name in _FILE_TOOLS if name in tools_config]
     if not others and not in_sandbox:
         return tools_config
-    places = [
-        {key: other[key] for key in _PLACE if key in other}
+    directories = [
+        {key: other[key] for key in _DIRECTORY_SETTINGS if key in other}
         for other in others
         if isinstance(other, Mapping)
     ]
-    place = next(filter(None, places), {})
-    return {**tools_config, "search": {"sandbox": "auto", **place, **own}}
+    shared = next(filter(None, directories), {})
+    return {**tools_config, "search": {"sandbox": "auto", **shared, **own}}
 
 
 def _make_tool(name: str, value: Any) -> Any:

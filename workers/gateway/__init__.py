@@ -1,1 +1,1 @@
-"""The gateway: the model behind HTTP, for agents that bring a client of their own."""
+"""The gateway: an HTTP server for the model calls of agents with a client of their own."""

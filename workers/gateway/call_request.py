@@ -1,4 +1,4 @@
-"""One model call as an agent asked for it, the same for all dialects.
+"""One model call as an agent requests it, the same for all dialects.
 
 Dialects read it from a request's body; the server passes it to the attempt. Must not: know HTTP.
 """
@@ -18,7 +18,7 @@ from workers.gateway.rejections import Rejection
 class CallRequest:
     """A call: messages in the OpenAI format, and options as `ModelCalls` takes them.
 
-    `body` is the request as it came, for answers that repeat parts of it.
+    `body` is the decoded request, for answers that repeat parts of it.
     """
 
     model: str

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,14 +17,14 @@ from workers.core.response_delta import ResponseDelta, delta_of
 from workers.gateway.call_request import CallRequest, Dialect
 from workers.gateway.rejections import Rejection
 from workers.gateway.request_fields import (
-    ACCOUNT_FIELDS,
     read_list,
     read_model,
+    read_options,
     require_one_choice,
 )
 from workers.gateway.server_events import DONE, data_event
 
-_NOT_OPTIONS = ACCOUNT_FIELDS | {"messages", "model", "n", "stream", "stream_options"}
+_OWN_FIELDS = frozenset({"messages", "model", "n", "stream", "stream_options"})
 _MAX_TOKENS = "max_completion_tokens"  # newer name of `max_tokens`
 
 
@@ -36,11 +37,7 @@ def read_chat(body: Mapping[str, Any]) -> CallRequest:
     require_one_choice(body)
     messages = read_list(body, "messages", is_required=True)
     read_list(body, "tools")
-    options = {
-        name: value
-        for name, value in body.items()
-        if name not in _NOT_OPTIONS and value is not None
-    }
+    options = read_options(body, _OWN_FIELDS)
     if _MAX_TOKENS in options:
         options["max_tokens"] = options.pop(_MAX_TOKENS)
     return CallRequest(read_model(body), messages, options, bool(body.get("stream")), body)
@@ -55,7 +52,7 @@ def write_chat(response: ModelResponse, request: CallRequest) -> dict[str, Any]:
         "finish_reason": finish_reason(response),
     }
     return {
-        **_head(response.response_id, "chat.completion", response.model or request.model),
+        **head_of("chat.completion", response.model or request.model, response.response_id),
         "choices": [choice],
         "usage": usage_of(response),
     }
@@ -63,27 +60,16 @@ def write_chat(response: ModelResponse, request: CallRequest) -> dict[str, Any]:
 
 def chat_message(response: ModelResponse) -> dict[str, Any]:
     """Return the assistant's message, with its reasoning in the field that the server used."""
-    message: dict[str, Any] = {
-        "role": "assistant",
-        "content": response.text or (None if response.tool_calls else ""),
-        **response.metadata.get("reasoning_fields", {}),
-    }
+    message = response.to_message() | response.metadata.get("reasoning_fields", {})
+    if response.tool_calls and not response.text:
+        message["content"] = None
     if refusal := response.metadata.get("refusal"):
         message["refusal"] = refusal
-    if response.tool_calls:
-        message["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-            }
-            for call in response.tool_calls
-        ]
     return message
 
 
 def finish_reason(response: ModelResponse) -> str:
-    """Return why the response ended; servers that say nothing have ended it."""
+    """Return the finish reason; `tool_calls` or `stop` where the server gives none."""
     return response.finish_reason or ("tool_calls" if response.tool_calls else "stop")
 
 
@@ -109,19 +95,54 @@ def openai_error(rejection: Rejection) -> dict[str, Any]:
     }
 
 
-class ChatStream:
-    """The chunks of one answer."""
+class ChunkStream(ABC):
+    """The chunks of one answer in the APIs of OpenAI whose answers have choices.
 
-    def __init__(self, request: CallRequest) -> None:
-        self._model = request.model
-        self._id = _new_id()
+    Args:
+        request: The request.
+        head: The fields of each chunk besides its choices.
+    """
+
+    def __init__(self, request: CallRequest, head: Mapping[str, Any]) -> None:
+        self._head = head
         options = request.body.get("stream_options")
         self._has_usage = isinstance(options, Mapping) and bool(options.get("include_usage"))
         self._has_begun = False
 
     def delta(self, delta: ResponseDelta) -> bytes:
         """Return the chunk of a piece of the response."""
-        change: dict[str, Any] = {}
+        return self._chunk(delta, None)
+
+    def end(self, response: ModelResponse) -> bytes:
+        """Return the finish reason, the usage if the request wants it, and the end mark."""
+        events = b"" if self._has_begun else self.delta(delta_of(response))
+        events += self._chunk(ResponseDelta(), finish_reason(response))
+        if self._has_usage:
+            events += data_event({**self._head, "choices": [], "usage": usage_of(response)})
+        return events + DONE
+
+    def error(self, rejection: Rejection) -> bytes:
+        """Return an error, which the SDK raises."""
+        return data_event(openai_error(rejection))
+
+    def _chunk(self, delta: ResponseDelta, finish_reason: str | None) -> bytes:
+        choice = self._choice(delta, finish_reason)
+        self._has_begun = True
+        return data_event({**self._head, "choices": [choice]})
+
+    @abstractmethod
+    def _choice(self, delta: ResponseDelta, finish_reason: str | None) -> dict[str, Any]:
+        """Return the choice of a chunk."""
+
+
+class ChatStream(ChunkStream):
+    """The chunks of one chat completion."""
+
+    def __init__(self, request: CallRequest) -> None:
+        super().__init__(request, head_of("chat.completion.chunk", request.model))
+
+    def _choice(self, delta: ResponseDelta, finish_reason: str | None) -> dict[str, Any]:
+        change: dict[str, Any] = {} if self._has_begun else {"role": "assistant", "content": ""}
         if delta.reasoning:
             change[delta.reasoning_field] = delta.reasoning
         if delta.text:
@@ -138,42 +159,17 @@ class ChatStream:
                 }
                 for call in delta.tool_calls
             ]
-        return self._chunk(change)
-
-    def end(self, response: ModelResponse) -> bytes:
-        """Return the finish reason, the usage if it was asked for, and the end mark."""
-        events = b"" if self._has_begun else self.delta(delta_of(response))
-        events += self._chunk({}, finish_reason(response))
-        if self._has_usage:
-            events += data_event({**self._head(), "choices": [], "usage": usage_of(response)})
-        return events + DONE
-
-    def error(self, rejection: Rejection) -> bytes:
-        """Return an error, which the SDK raises."""
-        return data_event(openai_error(rejection))
-
-    def _chunk(self, change: dict[str, Any], finish_reason: str | None = None) -> bytes:
-        if not self._has_begun:
-            self._has_begun = True
-            change = {"role": "assistant", "content": "", **change}
-        choice = {"index": 0, "delta": change, "logprobs": None, "finish_reason": finish_reason}
-        return data_event({**self._head(), "choices": [choice]})
-
-    def _head(self) -> dict[str, Any]:
-        return _head(self._id, "chat.completion.chunk", self._model)
+        return {"index": 0, "delta": change, "logprobs": None, "finish_reason": finish_reason}
 
 
-def _head(response_id: str | None, kind: str, model: str) -> dict[str, Any]:
+def head_of(kind: str, model: str, response_id: str | None = None) -> dict[str, Any]:
+    """Return the first fields of an answer or chunk; without an id a new one is made."""
     return {
-        "id": response_id or _new_id(),
+        "id": response_id or f"chatcmpl-{uuid.uuid4().hex}",
         "object": kind,
         "created": int(time.time()),
         "model": model,
     }
-
-
-def _new_id() -> str:
-    return f"chatcmpl-{uuid.uuid4().hex}"
 
 
 def _error_type(status: int) -> str:

@@ -6,20 +6,18 @@ functions, used by the server. Must not: send anything.
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Mapping
 from typing import Any
 
 from workers.core.model_response import ModelResponse
-from workers.core.response_delta import ResponseDelta, delta_of
+from workers.core.response_delta import ResponseDelta
 from workers.gateway.call_request import CallRequest, Dialect
-from workers.gateway.chat import finish_reason, openai_error, usage_of
-from workers.gateway.rejections import Rejection, bad_request
-from workers.gateway.request_fields import ACCOUNT_FIELDS, read_model, require_one_choice
-from workers.gateway.server_events import DONE, data_event
+from workers.gateway.chat import ChunkStream, finish_reason, head_of, openai_error, usage_of
+from workers.gateway.rejections import bad_request
+from workers.gateway.request_fields import read_model, read_options, require_one_choice
 
-_NOT_OPTIONS = ACCOUNT_FIELDS | {"prompt", "model", "n", "best_of", "stream", "stream_options"}
+_OWN_FIELDS = frozenset({"prompt", "model", "n", "best_of", "stream", "stream_options"})
 
 
 def read_completion_request(body: Mapping[str, Any]) -> CallRequest:
@@ -31,15 +29,10 @@ def read_completion_request(body: Mapping[str, Any]) -> CallRequest:
     require_one_choice(body)
     prompt = _prompt(body.get("prompt"))
     shown = prompt if isinstance(prompt, str) else f"({len(prompt)} token ids)"
-    options = {
-        name: value
-        for name, value in body.items()
-        if name not in _NOT_OPTIONS and value is not None
-    }
     return CallRequest(
         read_model(body),
         [{"role": "user", "content": shown}],
-        {**options, "prompt": prompt},
+        {**read_options(body, _OWN_FIELDS), "prompt": prompt},
         bool(body.get("stream")),
         body,
     )
@@ -52,32 +45,14 @@ def write_completion(response: ModelResponse, request: CallRequest) -> dict[str,
     return {**head, "choices": [choice], "usage": usage_of(response)}
 
 
-class CompletionStream:
-    """The chunks of one answer."""
+class CompletionStream(ChunkStream):
+    """The chunks of one text completion."""
 
     def __init__(self, request: CallRequest) -> None:
-        self._head = _head(request.model)
-        options = request.body.get("stream_options")
-        self._has_usage = isinstance(options, Mapping) and bool(options.get("include_usage"))
-        self._has_begun = False
+        super().__init__(request, _head(request.model))
 
-    def delta(self, delta: ResponseDelta) -> bytes:
-        """Return the chunk of a piece of the response."""
-        self._has_begun = True
-        return data_event({**self._head, "choices": [_choice(delta.text, None)]})
-
-    def end(self, response: ModelResponse) -> bytes:
-        """Return the finish reason, the usage if it was asked for, and the end mark."""
-        events = b"" if self._has_begun else self.delta(delta_of(response))
-        last = _choice("", finish_reason(response))
-        events += data_event({**self._head, "choices": [last]})
-        if self._has_usage:
-            events += data_event({**self._head, "choices": [], "usage": usage_of(response)})
-        return events + DONE
-
-    def error(self, rejection: Rejection) -> bytes:
-        """Return an error, which the SDK raises."""
-        return data_event(openai_error(rejection))
+    def _choice(self, delta: ResponseDelta, finish_reason: str | None) -> dict[str, Any]:
+        return _choice(delta.text, finish_reason)
 
 
 def _prompt(value: Any) -> str | list[int]:
@@ -94,12 +69,7 @@ def _choice(text: str, finish_reason: str | None) -> dict[str, Any]:
 
 
 def _head(model: str) -> dict[str, Any]:
-    return {
-        "id": f"cmpl-{uuid.uuid4().hex}",
-        "object": "text_completion",
-        "created": int(time.time()),
-        "model": model,
-    }
+    return head_of("text_completion", model, f"cmpl-{uuid.uuid4().hex}")
 
 
 COMPLETIONS = Dialect(read_completion_request, write_completion, CompletionStream, openai_error)

@@ -23,8 +23,8 @@ class RequestMarks:
 
     Args:
         identity: Of the idempotency key, else of path and body; hexadecimal digits.
-        supersedes: Whether it repeats a request that this gateway has not seen, so that another
-            gateway's answer to it was lost.
+        supersedes: Whether the request repeats one that this gateway has not seen, so that another
+            gateway's answer was lost.
     """
 
     identity: str
@@ -91,7 +91,7 @@ class LiveCall:
 
 
 class AttemptCalls:
-    """The calls of one attempt, by what a repeated request is recognised by."""
+    """The calls of one attempt, found again by their digests and idempotency keys."""
 
     def __init__(self) -> None:
         self._calls: list[LiveCall] = []
@@ -102,16 +102,17 @@ class AttemptCalls:
         """Return the marks of a new call; arguments as in `earlier`."""
         source = digest if key is None else key.encode()
         identity = blake2b(source, digest_size=16).hexdigest()
-        is_new, _ = identity not in self._seen, self._seen.add(identity)
+        is_new = identity not in self._seen
+        self._seen.add(identity)
         return RequestMarks(identity, is_new and (is_repeat or key is not None))
 
     def earlier(self, digest: bytes, *, key: str | None, is_repeat: bool) -> LiveCall | None:
-        """Return the call that a request repeats; None: it is a new one.
+        """Return the call that a request repeats; None: the request is a new one.
 
         Args:
             digest: Of the request's path and body.
-            key: The idempotency key that its client gave.
-            is_repeat: Whether the client says that it repeats a request. Without that, equal
+            key: The idempotency key of the request.
+            is_repeat: Whether the client marks the request as a repetition. Otherwise equal
                 requests are different calls.
         """
         if key is not None:
@@ -122,7 +123,7 @@ class AttemptCalls:
         equal = [call for call in self._calls if call.digest == digest and not call.is_read()]
         lost = next((call for call in equal if not call.was_delivered), None)
         if lost is not None and lost.has_failed:
-            # Each failed call is repeated once; the answers of its equals are not its own.
+            # Each failed call is repeated once; equal calls have answers of their own.
             self._calls.remove(lost)
             return None
         return lost or next(iter(equal), None)

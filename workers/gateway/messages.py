@@ -74,7 +74,7 @@ def write_message(response: ModelResponse, request: CallRequest) -> dict[str, An
 
 
 def stop_reason(response: ModelResponse) -> str:
-    """Return why the response ended."""
+    """Return the API's reason for the end of the response."""
     if response.tool_calls and response.finish_reason in (None, "stop"):
         return "tool_use"
     return _STOP_REASONS.get(response.finish_reason or "stop", "end_turn")
@@ -92,7 +92,7 @@ def anthropic_error(rejection: Rejection) -> dict[str, Any]:
     """Write the body of an error."""
     message = rejection.message
     if rejection.code == "context_length_exceeded":
-        # Programs look for these words: the API has no code of its own for them.
+        # Programs search for these words, because the API has no error code for this case.
         message = f"prompt is too long: {message}"
     kind = _ERROR_TYPES.get(rejection.status)
     kind = kind or ("api_error" if rejection.status >= 500 else "invalid_request_error")
@@ -245,7 +245,7 @@ def _text(blocks: list[Block]) -> str:
 
 def _content(response: ModelResponse) -> list[dict[str, Any]]:
     fields = response.metadata.get("reasoning_fields", {})
-    # Claude's own blocks are signed, so they go back as they came.
+    # Claude's own blocks are signed, so they are returned unchanged.
     blocks = [dict(block) for block in fields.get("thinking_blocks", ())]
     if not blocks and (thinking := response.metadata.get("reasoning")):
         mark = reasoning_mark(fields)

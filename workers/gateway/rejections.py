@@ -18,6 +18,8 @@ from pipeline.contract.errors import (
     RolloutError,
 )
 
+#: Code of the rate limit error of a call that waited too long for the shared limits.
+LIMIT_WAIT = "limit_wait"
 #: Codes of errors that concern the request itself: the server's status is passed on.
 _OF_THE_REQUEST = frozenset({"http_400", "http_404", "http_413", "http_422"})
 
@@ -27,11 +29,11 @@ class Rejection(Exception):
 
     Args:
         status: The HTTP status.
-        message: What is wrong and what to do.
+        message: The cause and the remedy.
         code: OpenAI's `code`, which programs compare.
-        may_repeat: Whether the SDK may send the request again. The model client has repeated what
-            it could, and the SDKs repeat 409, 429 and 5xx unless they are told not to.
-        retry_after_s: Time after which to repeat it.
+        may_repeat: Whether the SDK may send the request again. The model client has already tried
+            again, and SDKs repeat 409, 429 and 5xx unless a header forbids that.
+        retry_after_s: Time after which the request may be repeated.
     """
 
     def __init__(
@@ -77,8 +79,8 @@ def interleaved_calls() -> Rejection:
     """Return the rejection of a stream that this dialect cannot write."""
     return Rejection(
         502,
-        "The model's server streams several tool calls at once, which this API cannot. Ask for an "
-        "answer that is not streamed, or for chat completions.",
+        "The model's server streams several tool calls at once, and this API cannot express that. "
+        "Request an answer that is not streamed, or use chat completions.",
         code="interleaved_calls",
     )
 
@@ -109,7 +111,3 @@ def rejection_of(error: Exception) -> Rejection:
         case PipelineError() | ValueError():
             return bad_request(text)
     return Rejection(500, f"{type(error).__name__}: {text}", code="gateway_error")
-
-
-#: Code of the rate limit error of a call that waited too long for the shared limits.
-LIMIT_WAIT = "limit_wait"

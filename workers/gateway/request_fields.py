@@ -1,6 +1,6 @@
-"""Reads the fields of a request, and says in plain words which field is wrong.
+"""Reads the fields of a request; errors name the field that is wrong.
 
-Every dialect uses it. Must not: know a dialect.
+Every dialect uses this module. Must not: know a dialect.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 from workers.gateway.rejections import Rejection, bad_request
 
 #: OpenAI's fields about an account or its storage: the model's server has neither.
-ACCOUNT_FIELDS = frozenset(
+_ACCOUNT_FIELDS = frozenset(
     {
         "metadata",
         "prompt_cache_key",
@@ -28,7 +28,7 @@ def read_model(body: Mapping[str, Any]) -> str:
     """Return the model that a request names.
 
     Raises:
-        Rejection: It names none.
+        Rejection: The request names no model.
     """
     model = body.get("model")
     if not isinstance(model, str) or not model:
@@ -40,7 +40,7 @@ def read_list(body: Mapping[str, Any], name: str, *, is_required: bool = False) 
     """Return a list of objects; empty if the field is missing.
 
     Raises:
-        Rejection: It is no list of objects, or it is required and empty.
+        Rejection: The field is no list of objects, or is required and empty.
     """
     value = body.get(name)
     if value is None and not is_required:
@@ -52,12 +52,20 @@ def read_list(body: Mapping[str, Any], name: str, *, is_required: bool = False) 
     return value
 
 
+def read_options(body: Mapping[str, Any], own_fields: frozenset[str]) -> dict[str, Any]:
+    """Return the fields that the model's server gets as they are: all but the dialect's own."""
+    left_out = _ACCOUNT_FIELDS | own_fields
+    return {
+        name: value for name, value in body.items() if name not in left_out and value is not None
+    }
+
+
 def require_one_choice(body: Mapping[str, Any]) -> None:
     """Reject a request for several answers: each recorded call has one."""
     if body.get("n") not in (None, 1):
         raise bad_request("The field `n` must be 1: each call gives one answer. Send more calls.")
 
 
-def unsupported(what: str) -> Rejection:
+def unsupported(feature: str) -> Rejection:
     """Return the rejection of a feature that the model's server does not have."""
-    return bad_request(f"{what} is not supported by this gateway.")
+    return bad_request(f"{feature} is not supported by this gateway.")

@@ -137,7 +137,7 @@ class _OpenItem:
             self.extra["logprobs"] = []
 
     def written(self, text: str | None) -> dict[str, Any]:
-        """Return the item; None: it has only begun."""
+        """Return the item; a text of None marks an item that has only begun."""
         if isinstance(self._detail, ToolCallDelta):
             return call_item(self.id, self._detail.id, self._detail.name, text)
         if self.kind == "reasoning":

@@ -23,10 +23,10 @@ from workers.gateway.request_fields import read_list, read_model, unsupported
 
 #: The parameters that have one meaning in both formats.
 _SAME = ("temperature", "top_p", "top_logprobs", "parallel_tool_calls")
-#: Fields by which the server would continue what it keeps.
+#: Fields by which a request continues a conversation that the server keeps.
 _NEED_MEMORY = ("previous_response_id", "conversation", "prompt", "background")
 _WHOLE_INPUT = "; the gateway keeps no conversations: send the whole input."
-_ROLES = {"developer": "system"}  # chat templates of open models know no developer
+_ROLES = {"developer": "system"}  # chat templates of open models have no developer
 
 Message = dict[str, Any]
 Item = Mapping[str, Any]
@@ -102,7 +102,7 @@ def output_items(response: ModelResponse) -> list[dict[str, Any]]:
 
 
 def reasoning_item(item_id: str, text: str | None, mark: str) -> dict[str, Any]:
-    """Return an item of reasoning; None: it has only begun."""
+    """Return an item of reasoning; without a text it has only begun."""
     content = [] if text is None else [{"type": "reasoning_text", "text": text}]
     return {
         "id": item_id,
@@ -115,7 +115,7 @@ def reasoning_item(item_id: str, text: str | None, mark: str) -> dict[str, Any]:
 
 
 def message_item(item_id: str, text: str | None) -> dict[str, Any]:
-    """Return an item of text; None: it has only begun."""
+    """Return an item of text; without a text it has only begun."""
     return {
         "id": item_id,
         "type": "message",
@@ -131,7 +131,7 @@ def text_part(text: str) -> dict[str, Any]:
 
 
 def call_item(item_id: str, call_id: str, name: str, arguments: str | None) -> dict[str, Any]:
-    """Return an item of a tool call; None: it has only begun."""
+    """Return an item of a tool call; without arguments it has only begun."""
     return {
         "id": item_id,
         "type": "function_call",

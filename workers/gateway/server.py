@@ -1,7 +1,8 @@
-"""The gateway's HTTP server: reads requests, has attempts make the calls, and writes the answers.
+"""The gateway's HTTP server: reads requests, passes calls to their attempts, writes the answers.
 
-Started by a worker on loopback (`workers/process/worker_gateway.py`), or alone. A call is recorded
-before its answer is complete. Must not: know a model's server, or keep a key.
+Started by a worker on loopback (`workers/process/worker_gateway.py`), or as a process of its own
+(`standalone_gateway.py`). A call is recorded before its answer is complete. Must not: know a
+model's server, or keep a key.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from aiohttp import web
 from workers.core.endpoint import LABEL_MARK, MAIN_AGENT
 from workers.core.model_response import ModelResponse
 from workers.gateway.call_request import CallRequest, Dialect
-from workers.gateway.chat import CHAT, openai_error
+from workers.gateway.chat import CHAT
 from workers.gateway.completions import COMPLETIONS
 from workers.gateway.live_call import AttemptCalls, LiveCall, RequestMarks
 from workers.gateway.message_stream import MESSAGES
@@ -52,8 +53,8 @@ class ServedAttempt:
         model: The only model that its calls may name.
         generate: Makes and records a call: `(messages, agent=, on_delta=, **options)`.
         context: Context variables of its agent, such as the wall clock.
-        recorded: Awaits a call and returns its answer once it is recorded elsewhere; None: what
-            `generate` records is enough.
+        recorded: Awaits a call and returns its answer once the record is confirmed; None: the
+            record of `generate` is enough.
     """
 
     label: str
@@ -65,7 +66,7 @@ class ServedAttempt:
     is_over: bool = False
 
     def close(self) -> None:
-        """Refuse further calls and end those under way."""
+        """Reject further calls and cancel those under way."""
         self.is_over = True
         self.calls.cancel()
 
@@ -114,7 +115,7 @@ class _Server:
                 return _json(model)
             return _json({"object": "list", "data": [model], "has_more": False})
         except Rejection as rejection:
-            return _json(openai_error(rejection), rejection.status, rejection.headers)
+            return _rejected(CHAT, rejection)
 
     async def _answer(
         self, request: web.Request, path: str, dialect: Dialect
@@ -188,7 +189,7 @@ async def _stream(
 ) -> web.StreamResponse:
     """Write the pieces of a call as they come; the last event follows the record.
 
-    A client that leaves ends the writing and not the call, see `LiveCall`.
+    A client that disconnects ends the writing and not the call, see `LiveCall`.
     """
     stream = dialect.stream(asked)
     answer = web.StreamResponse(headers=_STREAM_HEADERS)
@@ -213,12 +214,12 @@ async def _stream(
 
 @contextmanager
 def _reading(call: LiveCall, attempt: ServedAttempt) -> Iterator[None]:
-    """Note whether a client has read the whole answer; one that leaves is no error."""
+    """Note whether a client has read the whole answer; a client that disconnects is no error."""
     try:
         yield
         call.was_delivered = True
     except ConnectionError:
-        log.debug("A client of %s left before the end of its answer.", attempt.label)
+        log.debug("A client of %s disconnected before the end of its answer.", attempt.label)
     finally:
         call.is_read = lambda: False
 
@@ -226,7 +227,7 @@ def _reading(call: LiveCall, attempt: ServedAttempt) -> Iterator[None]:
 async def _result(call: LiveCall, attempt: ServedAttempt) -> ModelResponse:
     try:
         response = await call.result()
-    # Broad on purpose: whatever the call raised, its client gets an answer that names it.
+    # Broad on purpose: every error of the call becomes an answer that names the error.
     except Exception as error:
         raise rejection_of(error) from error
     if response is None:
@@ -259,8 +260,8 @@ async def _healthy(_: web.Request) -> web.StreamResponse:
 
 async def _unknown_path(request: web.Request) -> web.StreamResponse:
     known = ", ".join((*DIALECTS, "/v1/models"))
-    rejection = Rejection(404, f"There is no {request.path[:200]} here; known are {known}.")
-    return _json(openai_error(rejection), rejection.status, rejection.headers)
+    text = f"There is no {request.path[:200]} here; known are {known}."
+    return _rejected(CHAT, Rejection(404, text))
 
 
 def _rejected(dialect: Dialect, rejection: Rejection) -> web.Response:

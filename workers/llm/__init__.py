@@ -1,1 +1,1 @@
-"""Model clients and the offline policy."""
+"""Model clients: requests, retries, limits and the reading of answers."""

@@ -1,7 +1,7 @@
 """`ClaudeAPIClient`: Anthropic's Messages API through the anthropic SDK, behind our interface.
 
 Agents call `generate` with OpenAI messages and tools; `anthropic_format` translates both ways.
-Importing this module loads anthropic (an optional extra), so nothing imports it at package level.
+Importing this module loads anthropic (an optional extra), so `providers.py` imports it lazily.
 Must not: read the environment.
 """
 

@@ -1,7 +1,7 @@
-"""Which error an HTTP answer is, for every model endpoint alike.
+"""The model errors that HTTP answers stand for, the same for every model endpoint.
 
 The clients call `error_for_answer` for anything that is not a 200 and `error_in_body` for a 200
-that carries an error. Must not: raise, retry, or look at tokens and text of a good answer.
+that carries an error. Must not: retry, or look at tokens and text of a good answer.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _RATE_LIMIT = re.compile(r"rate.?limit|too many requests", re.IGNORECASE)
 
 
 class HttpAnswer(NamedTuple):
-    """One complete HTTP answer. `header` ignores the case of header names.
+    """One complete HTTP answer; `headers` ignores the case of names.
 
     `streamed` is the completion that the events of a streamed answer make.
     """
@@ -56,21 +56,17 @@ class HttpAnswer(NamedTuple):
     body: bytes
     streamed: Mapping[str, Any] | None = None
 
-    def header(self, name: str) -> str | None:
-        """Return a header by its lower-case name."""
-        return self.headers.get(name)
-
 
 def retry_after_s(headers: Mapping[str, str], *, now: datetime | None = None) -> float | None:
     """Read `retry-after-ms` or `Retry-After` (seconds or an HTTP date); None without a usable one.
 
     At most an hour. Source: RFC 9110, section 10.2.3.
     """
-    asked_s = _asked_s(headers, now)
-    return None if asked_s is None else min(asked_s, MOST_RETRY_AFTER_S)
+    wait_s = _requested_wait_s(headers, now)
+    return None if wait_s is None else min(wait_s, MOST_RETRY_AFTER_S)
 
 
-def _asked_s(headers: Mapping[str, str], now: datetime | None) -> float | None:
+def _requested_wait_s(headers: Mapping[str, str], now: datetime | None) -> float | None:
     milliseconds = _number(headers.get("retry-after-ms"))
     if milliseconds is not None:
         return milliseconds / 1000
@@ -120,6 +116,28 @@ def error_in_body(body: Mapping[str, Any], url: str) -> ModelError | None:
 def malformed(message: str) -> ModelBadRequest:
     """Return the error for an answer that is not a completion."""
     return ModelBadRequest(message, code=MALFORMED)
+
+
+def check_answer_head(headers: Mapping[str, str], *, url: str, limit_bytes: int) -> None:
+    """Reject an answer by its headers, before its body is read.
+
+    Raises:
+        ModelBadRequest: The body is longer than the limit, or compressed although no request asks
+            for compression: a small compressed body can unpack to any size.
+    """
+    length = headers.get("content-length") or ""
+    if length.isdigit() and int(length) > limit_bytes:
+        raise answer_too_long(url, limit_bytes)
+    encoding = (headers.get("content-encoding") or "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise malformed(
+            f"{url} answered with content-encoding {encoding}, which was not asked for."
+        )
+
+
+def answer_too_long(url: str, limit_bytes: int) -> ModelError:
+    """Return the error for an answer beyond the limit."""
+    return malformed(f"{url} answered more than {limit_bytes / 2**20:g} MiB; reading stopped.")
 
 
 def _error_for_status(

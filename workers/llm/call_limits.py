@@ -1,7 +1,7 @@
 """The limiter that a model client uses: permission to call, and a report afterwards.
 
-Model clients take any object of this shape; `RunLimiter` and `LocalPause` of `pipeline/limits` have
-it. Must not import them or know the limits.
+Model clients take any object with these methods, such as `RunLimiter` and `LocalPause` of
+`pipeline/limits`. Must not: import those classes, or know the limits.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class CallLease(Protocol):
 class CallLimiter(Protocol):
     """The request, token and concurrency limits of one endpoint, shared by all its callers."""
 
-    async def acquire(self, estimated_tokens: int) -> CallLease:
-        """Wait until a call of about this size may be made."""
+    async def acquire(self, estimated_tokens: int) -> CallLease | None:
+        """Wait until a call of about this size may be made; None: nothing is to be settled."""
         ...
 
     def note_rate_limited(self, retry_after_s: float | None) -> Awaitable[None] | None:

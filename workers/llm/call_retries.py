@@ -20,7 +20,7 @@ from workers.llm.call_limits import CallLease, CallLimiter, CallStatus
 
 @dataclass(frozen=True, slots=True)
 class CallRetryPolicy:
-    """How often and how long one call is repeated; the first bound that is met ends the retries."""
+    """The bounds of one call's retries; the first bound that is met ends them."""
 
     max_retries: int = 10  #: tries after the first one
     budget_s: float = 300.0  #: seconds from the first try to the start of the last
@@ -51,7 +51,7 @@ class CallResult:
 
 
 class BrokenStream(ModelTransportError):
-    """An answer that broke off after a piece of it had been passed on: it cannot be repeated."""
+    """An answer that broke off after its first pieces were passed on, so no retry is possible."""
 
 
 def broken_stream(error: ModelError) -> BrokenStream:

@@ -16,8 +16,8 @@ from workers.llm.json_text import JsonError, dump_json
 from workers.llm.known_prompts import parse_answer
 from workers.llm.token_capture import captured_tokens, policy_version
 
-#: Fields of a message with its reasoning: of DeepSeek, SGLang and older vLLM; of newer vLLM and
-#: OpenRouter; and OpenRouter's blocks, some of them signed.
+#: Fields of a message with its reasoning: first those of DeepSeek, SGLang and older vLLM, then of
+#: newer vLLM and OpenRouter, last OpenRouter's blocks, some of which are signed.
 _REASONING = ("reasoning_content", "reasoning", "reasoning_details")
 
 
@@ -87,7 +87,7 @@ def _response(
         metadata["token_source"] = tokens.source
     if tokens.refusal:
         metadata["token_refusal"] = tokens.refusal
-    request_id = answer.header("x-request-id")
+    request_id = answer.headers.get("x-request-id")
     if request_id:
         metadata["request_id"] = request_id
     return ModelResponse(

@@ -10,8 +10,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import urlsplit
 
 from pipeline.contract.base_urls import without_credentials
@@ -25,7 +24,7 @@ from pipeline.contract.errors import (
 from pipeline.contract.url_secrets import hide_passwords
 from workers.core.model_response import ModelResponse
 from workers.core.response_delta import OnDelta
-from workers.llm.call_errors import HttpAnswer, malformed
+from workers.llm.call_errors import HttpAnswer
 from workers.llm.call_limits import CallLimiter
 from workers.llm.call_retries import CallResult, CallRetries, CallRetryPolicy, broken_stream
 from workers.llm.chat_answers import read_completion
@@ -33,25 +32,15 @@ from workers.llm.chat_stream import STREAM_FIELDS, ChatStreamReader
 from workers.llm.connections import release_connections
 from workers.llm.json_text import dump_json
 from workers.llm.model_list import list_models
+from workers.llm.token_capture import CAPTURE_FIELDS
 
 MAX_ANSWER_BYTES = 32 * 2**20
 MAX_CONNECTIONS = 2000
 CONNECT_TIMEOUT_S = 10.0
 #: uvicorn, and so vLLM and SGLang, close a connection after 5 s without a request. A request sent
-#: while the server closes the connection is lost, so we close it earlier.
+#: while the server closes the connection is lost, so the client closes it earlier.
 KEEPALIVE_S = 4.5
-#: Request fields for token capture; the names are vLLM's, which SGLang accepts too.
-CAPTURE_FIELDS: Mapping[str, Any] = MappingProxyType({"logprobs": True, "return_token_ids": True})
 COMPLETIONS_PATH = "/completions"
-ServerKind = Literal["vllm", "sglang", "openai"]
-#: The request fields for each kind of server; a plain OpenAI server may reject unknown fields.
-KIND_FIELDS: Mapping[ServerKind, Mapping[str, Any]] = MappingProxyType(
-    {
-        "vllm": CAPTURE_FIELDS,
-        "sglang": {**CAPTURE_FIELDS, "return_prompt_token_ids": True, "return_meta_info": True},
-        "openai": {},
-    }
-)
 #: The limiter's estimate for a call without `max_tokens`.
 DEFAULT_COMPLETION_TOKENS = 512
 _MOST_NAMED = 10
@@ -102,7 +91,7 @@ class ChatClient(ABC):
         model: Model of calls that name none.
         timeout_s: Seconds for one try, from connecting to the last byte.
         retries: Bounds of the retries of one call.
-        limiter: Gives permission for each try.
+        limiter: Gives permission for each try; None: calls are unlimited.
         capture_tokens: Request token ids and logprobs, which a trainer needs.
         capture_fields: Request fields that are added for `capture_tokens`.
         max_tokens_field: The endpoint's name for `max_tokens`.
@@ -176,8 +165,9 @@ class ChatClient(ABC):
     ) -> ModelResponse:
         """Request one answer; usable directly as an agent's `llm_generate_func`.
 
-        With `on_delta` the answer is streamed if the client can: the function gets each piece, and
-        the whole answer is returned as ever. After the first piece a call is not tried again.
+        With `on_delta` the answer is streamed if the client supports streams: the function gets
+        each piece, and the whole answer is returned too. After the first piece a call is not tried
+        again.
 
         With `prompt`, a text or token ids, the call is a text completion and the messages are not
         sent. `sampling` goes into the request under its own names (`top_p`, `stop`, `seed`,
@@ -209,7 +199,7 @@ class ChatClient(ABC):
         return call.response_of(outcome)
 
     async def learn_capture(self) -> None:
-        """Find out how this endpoint is asked for token ids, unless that is known."""
+        """Look up the request fields for token ids, unless they are known."""
         if self._find_capture is not None and (found := await self._find_capture()) is not None:
             self._capture, self._find_capture = dict(found), None
 
@@ -364,26 +354,6 @@ class ChatClient(ABC):
             code=error.code,
             retry_after_s=error.retry_after_s,
         )
-
-
-def check_answer_head(headers: Mapping[str, str], *, url: str, limit_bytes: int) -> None:
-    """Reject an answer by its headers, before its body is read.
-
-    Raises:
-        ModelBadRequest: The body is longer than the limit, or compressed although we request no
-            compression: a small compressed body can unpack to any size.
-    """
-    length = headers.get("content-length") or ""
-    if length.isdigit() and int(length) > limit_bytes:
-        raise answer_too_long(url, limit_bytes)
-    encoding = (headers.get("content-encoding") or "identity").strip().lower()
-    if encoding not in ("", "identity"):
-        raise malformed(f"{url} answered with content-encoding {encoding}, which was not asked.")
-
-
-def answer_too_long(url: str, limit_bytes: int) -> ModelError:
-    """Return the error for an answer beyond the limit."""
-    return malformed(f"{url} answered more than {limit_bytes / 2**20:g} MiB; reading stopped.")
 
 
 def _checked_base_url(base_url: str) -> str:

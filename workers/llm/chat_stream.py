@@ -1,4 +1,4 @@
-"""Reads a streamed chat completion: passes the pieces on, and keeps the completion they make.
+"""Reads a streamed chat completion: passes each piece on, and builds the whole completion.
 
 `LeanClient` feeds it the bytes of server-sent events. The completion is the body that the server
 would have sent at once, with token ids and logprobs, so that `chat_answers` reads both alike. Must
@@ -16,11 +16,11 @@ from workers.llm.json_text import JsonError
 from workers.llm.known_prompts import parse_answer
 
 EVENT_STREAM = "text/event-stream"
-#: What a request for a stream holds besides.
+#: The fields that a request for a stream has in addition.
 STREAM_FIELDS: Mapping[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
 _TEXTS = ("content", "refusal", "reasoning_content", "reasoning")
 _REASONING = ("reasoning_content", "reasoning")
-#: Lists of which each chunk brings the next part.
+#: Fields whose lists are continued by each chunk.
 _GROWING = frozenset({"token_ids", "completion_token_ids", "output_token_ids"})
 
 
@@ -40,7 +40,7 @@ class ChatStreamReader:
         self._choice: dict[str, Any] = {}
         self._message: dict[str, Any] = {}
         self._calls: dict[int, dict[str, Any]] = {}
-        #: Whether a piece was passed on, so that the call cannot be repeated.
+        #: Whether a piece was passed on; then the call cannot be repeated.
         self.has_begun = False
         self._is_done = False
 
@@ -58,7 +58,7 @@ class ChatStreamReader:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the stream has had its end."""
+        """Whether the last event of the answer was read."""
         return self._is_done or self._choice.get("finish_reason") is not None
 
     def completion(self) -> dict[str, Any]:

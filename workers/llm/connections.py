@@ -1,9 +1,8 @@
 """One connection pool per endpoint and event loop, shared by all clients that name it.
 
 A new pool costs tens of milliseconds and new TLS handshakes, so clients share one. Model clients
-call this module. The connections of a loop end with it under `asyncio.run`; a process that ends its
-loop otherwise calls `close_connections` before.
-Must not: know what a connection is beyond its `aclose`.
+call this module. `asyncio.run` closes the connections of its loop; a process that ends its loop in
+another way calls `close_connections` first. Must not: use more of a connection than its `aclose`.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ async def close_connections() -> None:
 
 
 def _close_with(loop: asyncio.AbstractEventLoop) -> None:
-    """Let `asyncio.run`, which closes asynchronous generators at its end, close them."""
+    """Let `asyncio.run` close the connections: at its end it closes asynchronous generators."""
     if loop in _closers:
         return
     _closers[loop] = closer = _close_at_the_end(loop)

@@ -1,9 +1,9 @@
-"""Parses the answers of long conversations: ids that an earlier answer had are not parsed again.
+"""Parses the answers of long conversations without parsing the ids of an earlier prompt again.
 
 A server returns the ids of the whole prompt with each call, and a prompt begins with the one before
 it. `ModelCalls` keeps the `KnownPrompts` of its attempt, and the readers of answers call
 `parse_answer`. Any answer that is not exactly of the expected form is parsed as a whole. Must not:
-return anything but what that gives, with the ids of the prompt as an array in place of a list.
+return another value than the whole parse, except for an array of prompt ids in place of a list.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _LONG_BYTES = 16 * 1024
 _MOST_KEPT = 4
 _FIELD = "prompt_token_ids"
 _KEY = b'"prompt_token_ids":'
-#: Stands for the list of ids while the rest is parsed. No server can know it, so a field with this
-#: value is the one from which the list was taken.
-_PLACE = token_hex(16)
+#: Replaces the list of ids while the rest is parsed. No server can know this value, so the field
+#: with this value is the one whose list was replaced.
+_PLACEHOLDER = token_hex(16)
 
 
 class _Prompt(NamedTuple):
@@ -68,11 +68,11 @@ class KnownPrompts:
         try:
             ids = known.ids + _new_ids(data[known_end:closing], known)
             body = orjson.loads(
-                b'%b"%b"%b' % (data[:opening], _PLACE.encode(), data[closing + 1 :])
+                b'%b"%b"%b' % (data[:opening], _PLACEHOLDER.encode(), data[closing + 1 :])
             )
         except (ValueError, TypeError, OverflowError):
             return None
-        holder = _holder_of_place(body)
+        holder = _holder_of_placeholder(body)
         if holder is None:
             return None
         holder[_FIELD] = ids
@@ -96,9 +96,9 @@ def parse_answer(data: bytes) -> Any:
 
 
 def _opening_of_list(data: bytes) -> int | None:
-    """Return the place of the bracket behind the first field with the name; None: there is none.
+    """Return the position of the bracket behind the field's first name; None: there is none.
 
-    In a text the name has escaped quotes, so that it is not found there.
+    Inside a JSON string the quotes of the name are escaped, so the name is not found there.
     """
     at = data.find(_KEY)
     opening = at + len(_KEY)
@@ -117,7 +117,7 @@ def _new_ids(text: bytes, known: _Prompt) -> array[int]:
     """Return the ids in the JSON behind a known prompt.
 
     Raises:
-        ValueError: It is not the JSON of ids, separated by commas.
+        ValueError: The text is not the JSON of ids, separated by commas.
         TypeError: An item is not an integer.
         OverflowError: An item is negative or does not fit into 31 bits, or there is none.
     """
@@ -133,12 +133,12 @@ def _new_ids(text: bytes, known: _Prompt) -> array[int]:
     return ids
 
 
-def _holder_of_place(body: Any) -> dict[str, Any] | None:
-    """Return the object whose ids were taken out: the answer (vLLM), or its choice (SGLang)."""
+def _holder_of_placeholder(body: Any) -> dict[str, Any] | None:
+    """Return the object whose ids were replaced: the answer (vLLM), or its choice (SGLang)."""
     if not isinstance(body, dict):
         return None
-    if body.get(_FIELD) == _PLACE:
+    if body.get(_FIELD) == _PLACEHOLDER:
         return body
     choices = body.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices else None
-    return choice if isinstance(choice, dict) and choice.get(_FIELD) == _PLACE else None
+    return choice if isinstance(choice, dict) and choice.get(_FIELD) == _PLACEHOLDER else None

@@ -1,13 +1,14 @@
 """`LeanClient`: any OpenAI-compatible endpoint through aiohttp and orjson alone.
 
-It has the types, errors, retries and capture of `OpenAIClient` for a fraction of the CPU; the
-setting `llm.client` selects it. All clients of a base URL and event loop share one session.
+The types, errors, retries and token capture are those of `OpenAIClient`, for a fraction of the CPU
+time; the setting `llm.client` selects it. All clients of a base URL and event loop share a session.
 Must not: import an SDK, or read the environment at import.
 """
 
 from __future__ import annotations
 
 import urllib.request
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -15,15 +16,8 @@ import aiohttp
 from multidict import CIMultiDict
 
 from pipeline.contract.errors import ModelTransportError
-from workers.llm.call_errors import HttpAnswer
-from workers.llm.chat_client import (
-    CONNECT_TIMEOUT_S,
-    KEEPALIVE_S,
-    MAX_CONNECTIONS,
-    ChatClient,
-    answer_too_long,
-    check_answer_head,
-)
+from workers.llm.call_errors import HttpAnswer, answer_too_long, check_answer_head
+from workers.llm.chat_client import CONNECT_TIMEOUT_S, KEEPALIVE_S, MAX_CONNECTIONS, ChatClient
 from workers.llm.chat_stream import EVENT_STREAM, ChatStreamReader
 from workers.llm.connections import shared_connection
 
@@ -71,12 +65,7 @@ class LeanClient(ChatClient):
     async def _streamed(
         self, answer: aiohttp.ClientResponse, stream: ChatStreamReader
     ) -> HttpAnswer:
-        read_bytes = 0
-        async for chunk in answer.content.iter_any():
-            read_bytes += len(chunk)
-            if read_bytes > self.max_answer_bytes:
-                raise answer_too_long(self._shown_url, self.max_answer_bytes)
-            stream.feed(chunk)
+        await self._read_body(answer, stream.feed)
         if not stream.is_complete:
             raise ModelTransportError(
                 f"{self._shown_url} ended its stream before the end of the answer.",
@@ -86,13 +75,18 @@ class LeanClient(ChatClient):
 
     async def _body(self, answer: aiohttp.ClientResponse) -> bytes:
         chunks: list[bytes] = []
+        await self._read_body(answer, chunks.append)
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    async def _read_body(
+        self, answer: aiohttp.ClientResponse, take: Callable[[bytes], None]
+    ) -> None:
         read_bytes = 0
         async for chunk in answer.content.iter_any():
             read_bytes += len(chunk)
             if read_bytes > self.max_answer_bytes:
                 raise answer_too_long(self._shown_url, self.max_answer_bytes)
-            chunks.append(chunk)
-        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+            take(chunk)
 
     def _connect(self) -> _SharedSession:
         return _SharedSession(self.base_url)

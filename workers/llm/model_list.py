@@ -43,7 +43,9 @@ def list_models(base_url: str, authorization: str | None = None, *, timeout_s: f
         with _opener(base_url).open(request, timeout=timeout_s) as answer:
             return _listed(answer.status, answer.read(_MOST_BYTES))
     except urllib.error.HTTPError as error:
-        return ModelList(status=error.code, error=f"It answers {error.code} to GET /models.")
+        return ModelList(
+            status=error.code, error=f"The endpoint answers {error.code} to GET /models."
+        )
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
         return ModelList(error=f"{reason}".strip() or type(error).__name__)
@@ -53,7 +55,8 @@ def _listed(status: int, body: bytes) -> ModelList:
     try:
         return ModelList(tuple(str(model["id"]) for model in json.loads(body)["data"]), status)
     except (ValueError, LookupError, TypeError):
-        return ModelList(status=status, error="Its answer to GET /models is no list of models.")
+        error = "The answer to GET /models is no list of models."
+        return ModelList(status=status, error=error)
 
 
 def _opener(base_url: str) -> Any:

@@ -1,6 +1,6 @@
 """`OpenAIClient`: any OpenAI-compatible endpoint through the openai SDK on its aiohttp transport.
 
-Agents call `generate`. Importing this module loads openai, so nothing imports it at package level.
+Agents call `generate`. Importing this module loads openai, so `providers.py` imports it lazily.
 Must not: read the environment.
 """
 

@@ -1,4 +1,4 @@
-"""Model providers by name and base URL, each with its client and the environment names of its key.
+"""Model providers by name and base URL, with their clients and the environment names of their keys.
 
 Entry points (worker, CLI, examples) call `make_client` and pass the environment as a mapping. A
 key is sent only to the provider that it belongs to. Must not: read the environment, or import an
@@ -14,7 +14,8 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from pipeline.contract.errors import ConfigError
-from workers.llm.chat_client import CAPTURE_FIELDS, KIND_FIELDS, ChatClient
+from workers.llm.chat_client import ChatClient
+from workers.llm.token_capture import CAPTURE_FIELDS, KIND_FIELDS
 
 ClientKind = Literal["sdk", "lean"]
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pipeline.contract.errors import ModelError, ModelTransportError
 from workers.core.model_response import ModelResponse
-from workers.llm.call_limits import CallLease, CallStatus
+from workers.llm.call_limits import CallLease
 from workers.llm.chat_client import ChatClient, PreparedCall
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ _STAY_FACTOR, _STAY_SLACK = 2, 8
 #: One of these errors means that a server is down; other errors must occur several times in a row.
 _DOWN_CODES = frozenset({"connection", "connect_timeout"})
 _FAILURES_IN_A_ROW = 3
-#: How long a failed endpoint gets no calls; doubled with each failed trial call.
+#: Time for which a failed endpoint gets no calls; doubled with each failed trial call.
 _OUT_FIRST_S, _OUT_LAST_S = 1.0, 60.0
 
 
@@ -94,7 +94,7 @@ class Replicas:
         """Return the state of an endpoint, made at the first call."""
         return self._by_url.setdefault(url, Replica(url))
 
-    def choose(self, replicas: Sequence[Replica], kept: Replica | None) -> Replica:
+    def choose(self, replicas: Sequence[Replica], current: Replica | None) -> Replica:
         """Return the endpoint for a call: the rollout's own, or the one with the fewest calls.
 
         If all endpoints are down, the one whose trial call is due first is returned.
@@ -105,7 +105,7 @@ class Replicas:
             return min(replicas, key=lambda replica: replica.out_until)
         least = min(usable, key=lambda replica: (replica.in_flight, replica.calls))
         most = _STAY_FACTOR * least.in_flight + _STAY_SLACK
-        return kept if kept in usable and kept.in_flight <= most else least
+        return current if current in usable and current.in_flight <= most else least
 
 
 class ReplicatedClient:
@@ -119,8 +119,8 @@ class ReplicatedClient:
     def __init__(self, replicas: Replicas, clients: Mapping[str, ChatClient]) -> None:
         self.replicas = replicas
         self.clients = clients
-        self.among = [replicas.of(url) for url in clients]
-        self.kept: Replica | None = None
+        self.candidates = [replicas.of(url) for url in clients]
+        self.current: Replica | None = None
 
     async def generate(
         self, messages: Sequence[Mapping[str, Any]], **options: Any
@@ -133,7 +133,7 @@ class ReplicatedClient:
         for client in self.clients.values():
             await client.learn_capture()
         call = _RoutedCall(self, messages, options)
-        first = call.prepared(self.among[0])
+        first = call.prepared(self.candidates[0])
         outcome = await first.client.retries.run(
             call.send, limiter=call, estimated_tokens=first.estimated_tokens
         )
@@ -153,7 +153,7 @@ class _RoutedCall:
         self._messages = messages
         self._options = options
         self._prepared: dict[str, PreparedCall] = {}
-        self._replica = owner.among[0]
+        self._replica = owner.candidates[0]
 
     @property
     def last(self) -> PreparedCall:
@@ -165,13 +165,13 @@ class _RoutedCall:
             self._prepared[replica.url] = client.prepare(self._messages, **self._options)
         return self._prepared[replica.url]
 
-    async def acquire(self, estimated_tokens: int) -> CallLease:
+    async def acquire(self, estimated_tokens: int) -> CallLease | None:
         owner = self._owner
-        self._replica = owner.kept = owner.replicas.choose(owner.among, owner.kept)
+        self._replica = owner.current = owner.replicas.choose(owner.candidates, owner.current)
         self._replica.begin()
         limiter = self.last.client.limiter
         if limiter is None:
-            return _NoLease()
+            return None
         try:
             return await limiter.acquire(estimated_tokens)
         except BaseException:
@@ -194,16 +194,6 @@ class _RoutedCall:
         finally:
             replica.end()
 
-    async def note_rate_limited(self, retry_after_s: float | None) -> None:
+    def note_rate_limited(self, retry_after_s: float | None) -> Awaitable[None] | None:
         limiter = self.last.client.limiter
-        if limiter is not None:
-            pending = limiter.note_rate_limited(retry_after_s)
-            if pending is not None:
-                await pending
-
-
-class _NoLease:
-    """The permission for a call to an endpoint without limits."""
-
-    def settle(self, actual_tokens: int, outcome: CallStatus) -> None:
-        """Do nothing."""
+        return limiter.note_rate_limited(retry_after_s) if limiter else None

@@ -13,15 +13,8 @@ import aiohttp
 import httpx2
 
 from pipeline.contract.errors import ModelError, ModelTransportError
-from workers.llm.call_errors import HttpAnswer
-from workers.llm.chat_client import (
-    CONNECT_TIMEOUT_S,
-    KEEPALIVE_S,
-    MAX_CONNECTIONS,
-    ChatClient,
-    answer_too_long,
-    check_answer_head,
-)
+from workers.llm.call_errors import HttpAnswer, answer_too_long, check_answer_head
+from workers.llm.chat_client import CONNECT_TIMEOUT_S, KEEPALIVE_S, MAX_CONNECTIONS, ChatClient
 from workers.llm.chat_stream import ChatStreamReader
 from workers.llm.connections import shared_connection
 
@@ -33,7 +26,7 @@ NO_KEY = "none"
 class SdkClient(ChatClient):
     """A client that uses an SDK. All clients of a base URL, key and event loop share an SDK object.
 
-    The SDK's own retries are disabled; `call_retries` has ours.
+    The SDK's own retries are disabled: `CallRetries` repeats calls.
     """
 
     #: The SDK's exceptions for an answer with an error status, and for a missing answer.
@@ -93,7 +86,7 @@ class _SharedSdk:
 
 
 # The SDKs report any lost connection as a timeout, so the code comes from the underlying exception.
-# A ModelError of our own passes unchanged, also where the SDK has wrapped it.
+# A ModelError passes unchanged, also where the SDK has wrapped it.
 def _transport_error(url: str, error: BaseException) -> ModelError:
     cause = error
     while cause.__cause__ is not None and not isinstance(cause, aiohttp.ClientError):

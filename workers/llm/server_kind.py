@@ -1,8 +1,8 @@
-"""Which kind of server an endpoint is, so that token ids are asked for only where that is known.
+"""The kinds of model servers: token ids are requested only from kinds that can return them.
 
 A plain OpenAI-compatible server may reject a request with fields that it does not know. The runtime
-keeps one `ServerKinds` per worker process; clients ask it before their first call. Must not: send a
-key to another address, or fail a call.
+keeps one `ServerKinds` per worker process; clients call it before their first call. Must not: send
+a key to another address, or fail a call.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import aiohttp
 
 from pipeline.contract.base_urls import without_credentials
-from workers.llm.chat_client import ServerKind
+from workers.llm.token_capture import ServerKind
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class ServerKinds:
             return known
         if self._clock() - self._failed_at.get(base_url, float("-inf")) < _ASK_AGAIN_S:
             return None
-        # Hundreds of attempts begin at once: they wait for one answer.
+        # Hundreds of attempts begin at once; all wait for one answer.
         task = self._asking.get(base_url)
         if task is None:
             task = self._asking[base_url] = asyncio.create_task(self._ask(base_url, api_key))
@@ -58,12 +58,12 @@ class ServerKinds:
             kind = await ask_kind(base_url, api_key)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             self._failed_at[base_url] = self._clock()
-            log.warning("%s does not say which server it is: %s", shown, error or type(error))
+            log.warning("The kind of server at %s is unknown: %s", shown, error or type(error))
             return None
         finally:
             del self._asking[base_url]
         self._known[base_url] = kind
-        log.info("%s is taken for a server of kind %s.", shown, kind)
+        log.info("The server at %s is of kind %s.", shown, kind)
         return kind
 
 
@@ -71,8 +71,8 @@ async def ask_kind(base_url: str, api_key: str = "") -> ServerKind:
     """Ask a server at its root, which is the base URL without `/v1`.
 
     Raises:
-        aiohttp.ClientError: It does not answer, or answers that it is not ready.
-        TimeoutError: It does not answer in time.
+        aiohttp.ClientError: The server does not answer, or is not ready.
+        TimeoutError: The server does not answer in time.
     """
     root = base_url.rstrip("/").removesuffix("/v1")
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}

@@ -1,7 +1,8 @@
-"""Finds the token ids, logprobs and policy version that a server recorded at sampling.
+"""The token ids, logprobs and policy version that a server recorded at sampling.
 
-`chat_answers` calls it for every answer. Servers use different fields. The ids of one field are
-never combined with the logprobs of another. Must not: tokenise text, or repair data.
+Model clients send the request fields that ask for them, and `chat_answers` reads them from every
+answer. Servers use different fields. The ids of one field are never combined with the logprobs of
+another. Must not: tokenise text, or repair data.
 """
 
 from __future__ import annotations
@@ -9,10 +10,22 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
 
 from pipeline.tokens.prompt_prefixes import MAX_ID, packed_ids
 
+ServerKind = Literal["vllm", "sglang", "openai"]
+#: Request fields for token capture; the names are vLLM's, which SGLang accepts too.
+CAPTURE_FIELDS: Mapping[str, Any] = MappingProxyType({"logprobs": True, "return_token_ids": True})
+#: The request fields for each kind of server; a plain OpenAI server may reject unknown fields.
+KIND_FIELDS: Mapping[ServerKind, Mapping[str, Any]] = MappingProxyType(
+    {
+        "vllm": CAPTURE_FIELDS,
+        "sglang": {**CAPTURE_FIELDS, "return_prompt_token_ids": True, "return_meta_info": True},
+        "openai": {},
+    }
+)
 #: Servers write this number for a token whose logprob is unknown.
 MISSING_LOGPROB = -9999.0
 _TOKEN_ID_PREFIX = "token_id:"

@@ -1,4 +1,4 @@
-"""Helpers of a plain ASGI application: read a body; send JSON, an error or a stream.
+"""Requests and responses of a plain ASGI application: bodies, JSON, errors and streams.
 
 The offline policy uses it. Must not: know the contents of an answer.
 """

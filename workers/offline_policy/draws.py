@@ -68,7 +68,7 @@ def wrong_by(seed: int, prompt_text: str, sample_key: object) -> int:
 def failure_of_call(
     seed: int, call_key: tuple[str, object, int], nth: int, rate: float
 ) -> Mishap | None:
-    """Say how the nth identical call (from 0) fails: by a 429, a 500 or not at all.
+    """Return the failure of the nth identical call (from 0): a 429, a 500 or none.
 
     Args:
         seed: The server's `--seed`.

@@ -122,7 +122,7 @@ class Activity:
         return counts
 
     def reason(self, error: ModelError) -> str:
-        """Return an error's cause in a few words, without secrets."""
+        """Return an error's cause as a short text without secrets."""
         text = _os_reason(error) or _URL_IN_FRONT.sub("", str(error)).removesuffix(".")
         return storable(self._redactor.text(text))[:_MESSAGE_CHARS]
 

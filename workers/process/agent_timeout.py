@@ -2,7 +2,7 @@
 
 Used by `execution.py`. The clock is paused while a model call waits for a rate limit, at any depth
 of the agent's code. Agent code that swallows its cancellation gets a grace period; then the attempt
-goes on without it. Must not: decide which error a timeout is.
+continues without it. Must not: decide which error a timeout is.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 CANCEL_GRACE_S = 10.0
 
 #: Tasks that did not stop; asyncio keeps only weak references to tasks.
-_left_behind: set[asyncio.Task[Any]] = set()
+_unstopped: set[asyncio.Task[Any]] = set()
 
 _current: ContextVar[WallClock | None] = ContextVar("wall_clock", default=None)
 
@@ -52,13 +52,13 @@ async def run_within(
         while not task.done():
             await asyncio.wait({task}, timeout=max(0.0, clock.left_s()) + cancel_grace_s)
             if not task.done() and clock.left_s() <= -cancel_grace_s:
-                _leave_behind(task, label)
+                _abandon(task, label)
                 raise TimeoutError
     except asyncio.CancelledError:
         task.cancel()
         await asyncio.wait({task}, timeout=cancel_grace_s)
         if not task.done():
-            _leave_behind(task, label)
+            _abandon(task, label)
         else:
             _retrieve(task)
         raise
@@ -69,7 +69,7 @@ async def run_within(
 
 
 async def off_the_clock(waiting: Awaitable[T]) -> T:
-    """Await something while the agent's wall clock is paused."""
+    """Return the result of an awaitable; the agent's wall clock is paused meanwhile."""
     clock = _current.get()
     if clock is None:
         return await waiting
@@ -115,7 +115,7 @@ class WallClock:
         """Pause the clock inside the block; several waits may overlap."""
         loop = asyncio.get_running_loop()
         when = self._timeout.when()
-        # A task that outlives the block still has its clock, which cannot be set any more.
+        # A task that outlives the block still has its clock, which can no longer be rescheduled.
         if self._pauses == 0 and when is not None and not self._has_ended:
             self._left_s = when - loop.time()
             self._timeout.reschedule(None)
@@ -133,10 +133,10 @@ async def _timed(work: Coroutine[Any, Any, T], clock: WallClock) -> T:
         return await work
 
 
-def _leave_behind(task: asyncio.Task[Any], label: str) -> None:
+def _abandon(task: asyncio.Task[Any], label: str) -> None:
     log.error("%s does not stop although it was cancelled; it is left behind.", label)
-    _left_behind.add(task)
-    task.add_done_callback(_left_behind.discard)
+    _unstopped.add(task)
+    task.add_done_callback(_unstopped.discard)
     task.add_done_callback(_retrieve)
     task.cancel()
 

@@ -45,7 +45,7 @@ class Attempt:
         self.journal: Journal | None = None
         self.clock: WallClock | None = None
         self.phase: Phase = "starting"
-        #: As a process of the attempt's own reported it; there `calls` is None.
+        #: The step that an isolated process reported; `calls` is None in its worker.
         self.reported_step = 0
         self.stop_reason = StopReason.ANSWERED
         self.reward: float | None = None
@@ -57,10 +57,10 @@ class Attempt:
     @property
     def step(self) -> int:
         """The number of the model call under way, or of the last one."""
-        return self.reported_step if self.calls is None else self.calls.begun
+        return self.reported_step if self.calls is None else self.calls.current_call
 
     def take_over(self, unscored: Completion, trajectory: Trajectory) -> None:
-        """Take the trajectory that a remote session left."""
+        """Take the trajectory of a remote session, to score it."""
         self.unscored, self.trajectory = unscored, trajectory
         self.stop_reason = stop_reason_of(trajectory)
 
@@ -71,7 +71,7 @@ class Attempt:
         self.phase, self._phase_started = phase, now
 
     def detach(self) -> None:
-        """Keep the trajectory so far; an agent that does not stop writes to its own copy."""
+        """Copy the trajectory so far: an agent that does not stop writes to the former one."""
         self.trajectory = replace(
             self.trajectory,
             steps=list(self.trajectory.steps),

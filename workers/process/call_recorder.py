@@ -14,10 +14,9 @@ import time
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from logging import getLogger
 from typing import Any
 
-from pipeline.contract.errors import QueueUnavailable, ServiceUnavailable
+from pipeline.contract.errors import ServiceUnavailable
 from pipeline.contract.journal import CallKey, pack_calls
 from pipeline.contract.messages import JournalFrame
 from pipeline.contract.model_call import ModelCall
@@ -32,15 +31,11 @@ from workers.core.model_response import ModelResponse
 from workers.gateway.live_call import RequestMarks
 from workers.gateway.rejections import Rejection
 from workers.process.model_calls import ModelCalls
+from workers.process.send_retries import SendRetries, parts_of
 from workers.process.vital_threads import vital
 
-log = getLogger(__name__)
-
-#: Frames, and bytes of their bodies, in one message.
-_MOST, _MOST_BYTES = 256, 180_000
-_MAX_BACKOFF_S = 5.0
-#: Longest wait for a publisher whose broker stopped answering, after the time to give up.
-_LAST_TRY_S = 30.0
+#: Frames that are sent together.
+_MAX_BATCH = 256
 
 
 @dataclass(slots=True)
@@ -49,6 +44,7 @@ class _Waiting:
 
     frame: JournalFrame
     sent: Future[None]
+    inline_max_bytes: int  #: a longer body goes to the payload store
 
 
 class CallRecorder(threading.Thread):
@@ -68,73 +64,67 @@ class CallRecorder(threading.Thread):
         self._payloads = payloads
         self._inline_max_bytes = inline_max_bytes
         self._queue: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
-        self._give_up_at = float("inf")
+        self._retries = SendRetries()
+        #: From then on each frame is tried once, so that no call waits for an absent broker.
+        self.give_up_after = self._retries.give_up_after
 
     async def record(self, frame: JournalFrame) -> None:
         """Return when the broker has the frame; while it is away, wait.
 
         Raises:
-            QueueUnavailable: The process stops, and the broker does not answer.
+            ServiceUnavailable: The process stops, and the broker or the payload store is away.
         """
         sent: Future[None] = Future()
-        # From now on the frame is sent, also if its call is cancelled.
+        # The frame is sent even if its call is cancelled from now on.
         sent.set_running_or_notify_cancel()
-        self._queue.put(_Waiting(frame, sent))
+        self._queue.put(_Waiting(frame, sent, self._inline_max_bytes))
         await asyncio.wrap_future(sent)
-
-    def give_up_after(self, timeout_s: float) -> None:
-        """From then on try each frame once, so that no call waits for an absent broker."""
-        self._give_up_at = time.monotonic() + timeout_s
 
     def close(self) -> None:
         """Send the remaining frames, until it is time to give up."""
         self._queue.put(None)
-        self.join(max(0.0, self._give_up_at - time.monotonic()) + _LAST_TRY_S)
+        self.join(self._retries.longest_end_s())
 
     def run(self) -> None:
         """Send frames until closed."""
         with vital(self.name):
             while (first := self._queue.get()) is not None:
                 # Frames that come while a message is being confirmed go into the next one.
-                part, size = [first], len(first.frame.body)
-                while len(part) < _MOST and size < _MOST_BYTES and not self._queue.empty():
+                batch = [first]
+                while len(batch) < _MAX_BATCH and not self._queue.empty():
                     waiting = self._queue.get()
                     if waiting is None:
                         self._queue.put(None)
                         break
-                    part.append(waiting)
-                    size += len(waiting.frame.body)
-                self._send(part)
+                    batch.append(waiting)
+                for part in parts_of(batch, lambda waiting: len(waiting.frame.body)):
+                    self._send(part)
             self._publisher.close()
 
     def _send(self, part: Sequence[_Waiting]) -> None:
-        failures = 0
-        while True:
-            try:
-                for waiting in part:
-                    if len(waiting.frame.body) > self._inline_max_bytes:
-                        waiting.frame = check_out_frame(waiting.frame, self._payloads)
-                self._publisher.send_journal([waiting.frame for waiting in part])
-            except FrameTooLong:
-                if len(part) > 1:
-                    middle = len(part) // 2
-                    self._send(part[:middle])
-                    return self._send(part[middle:])
-                # Its header alone always fits.
-                part[0].frame = check_out_frame(part[0].frame, self._payloads)
-            except (QueueUnavailable, ServiceUnavailable) as error:
-                failures += 1
-                if time.monotonic() > self._give_up_at:
-                    for waiting in part:
-                        waiting.sent.set_exception(error)
-                    return None
-                if failures % 10 == 1:
-                    log.warning("%d recorded calls wait: %s", len(part), error)
-                time.sleep(min(_MAX_BACKOFF_S, 0.1 * 2 ** min(failures, 10)))
-            else:
-                for waiting in part:
-                    waiting.sent.set_result(None)
-                return None
+        unsent = self._retries.send(
+            part,
+            self._publish,
+            shorten=_by_reference,
+            describe=lambda n: f"{n} recorded calls wait for the broker or the payload store",
+        )
+        for waiting, error in unsent:
+            waiting.sent.set_exception(error)
+
+    def _publish(self, part: Sequence[_Waiting]) -> None:
+        for waiting in part:
+            frame = waiting.frame
+            if frame.body_uri is None and len(frame.body) > waiting.inline_max_bytes:
+                waiting.frame = check_out_frame(frame, self._payloads)
+        self._publisher.send_journal([waiting.frame for waiting in part])
+        for waiting in part:
+            waiting.sent.set_result(None)
+
+
+def _by_reference(waiting: _Waiting, _: FrameTooLong) -> _Waiting | None:
+    """Let a body go to the payload store; a header alone always fits."""
+    waiting.inline_max_bytes = -1
+    return waiting if waiting.frame.body_uri is None else None
 
 
 class AttemptRecord:
@@ -172,7 +162,7 @@ class AttemptRecord:
         frame = self._frame_of(self._calls.calls[-1], marks)
         try:
             await self._recorder.record(frame)
-        except (QueueUnavailable, ServiceUnavailable) as error:
+        except ServiceUnavailable as error:
             raise Rejection(503, str(error), code="not_recorded", may_repeat=True) from error
         return response
 

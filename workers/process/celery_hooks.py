@@ -1,13 +1,7 @@
-"""Changes to Celery: when a request is acknowledged and how it ends, and how events reach Flower.
+"""Changes to Celery: acknowledgements, the ends of tasks, prefetching, and events for Flower.
 
-Celery acknowledges a message on the next turn of its loop, after the task has started. If the loop
-ends before that, the broker delivers the message again while this worker runs it. So at the end of
-a connection started requests are acknowledged, and no further request starts.
-
-Celery also flushes its event buffer on every turn of its loop. Under load that is nearly one
-message per event, a third of a worker's cost outside the event loop (docs/performance.md). Here
-events are sent twice a second, by one thread: an event that is added to Celery's own buffer while
-another thread sends that buffer would be lost. Must not: decide about attempts or retries.
+`worker.py` adds the steps to Celery's consumer, and the tasks use `WorkerRequest`. Must not: decide
+about attempts or retries.
 """
 
 from __future__ import annotations
@@ -29,19 +23,20 @@ from celery.worker.state import (
 )
 
 #: RabbitMQ: most requests that a worker receives before it has acknowledged the first of them.
-_MOST_AHEAD = 32
-_EVERY_S = 0.5
-_MOST = 1000
+_MAX_PREFETCH = 32
+_FLUSH_INTERVAL_S = 0.5
+_BUFFER_LIMIT = 1000
 #: Celery's own time between two heartbeat events; Flower calls a worker offline after twice that.
 _HEARTBEAT_S = 2.0
 #: Longest wait for the broker to take the last events of a stopping worker.
 _LAST_EVENTS_S = 5.0
 
-#: Held while a request is accepted and while the end of acknowledgements is declared.
-_gate = threading.Lock()
-_too_late = threading.Event()
-#: Types and fields of events that are not sent yet. While no connection takes them, only the newest
-#: are kept.
+#: Held while a request is accepted, and while the connection is declared to be closing.
+_accept_lock = threading.Lock()
+_is_closing = threading.Event()
+#: Types and fields of events that are not sent yet; without a connection only the newest are kept.
+#: One thread sends them: an event that is added to Celery's own buffer while another thread sends
+#: that buffer would be lost.
 _events: deque[tuple[str, dict[str, Any]]] = deque(maxlen=20_000)
 
 
@@ -59,15 +54,15 @@ class TaskEnd(NamedTuple):
 class WorkerRequest(Request):
     """A request that is acknowledged and executed, or neither."""
 
-    #: Whether it stays unacknowledged, so that the broker delivers it to another worker.
+    #: Whether the request stays unacknowledged, so that the broker delivers it to another worker.
     is_left = False
 
     @property
     def earlier_deliveries(self) -> int:
-        """How often the broker delivered this request before, as far as it says.
+        """How often the broker delivered this request before, as far as the broker reports.
 
-        A worker that died before it could acknowledge a request is one reason. Quorum queues and
-        SQS count deliveries; Redis says only that there was one.
+        One reason is a worker that died before its acknowledgement. Quorum queues and SQS count
+        deliveries; Redis only marks a request as redelivered.
         """
         return self.request_dict.get("x-delivery-count") or int(
             bool(self.delivery_info.get("redelivered"))
@@ -75,8 +70,8 @@ class WorkerRequest(Request):
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         """Acknowledge, unless the connection ends."""
-        with _gate:
-            self.is_left = _too_late.is_set()
+        with _accept_lock:
+            self.is_left = _is_closing.is_set()
             if not self.is_left:
                 self.acknowledge()
         if not self.is_left:
@@ -106,7 +101,7 @@ def _send_events(dispatcher: Any) -> None:
 class ReserveFreePlaces(bootsteps.StartStopStep):
     """Reserves hardly more requests than can start at once, as `worker_disable_prefetch` does.
 
-    That setting is for Redis alone. Other workers cannot reach a request that waits in a full one.
+    That setting is for Redis alone. A full worker's reserved requests reach no other worker.
     """
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
@@ -118,22 +113,26 @@ class ReserveFreePlaces(bootsteps.StartStopStep):
             consumer.channel.free_places = lambda: places - len(reserved_requests)
         elif parent.connection.transport.driver_type == "amqp":
             # Started requests are acknowledged at once, so this bounds those that wait.
-            consumer.qos(prefetch_count=max(1, min(_MOST_AHEAD, places // 8)))
+            consumer.qos(prefetch_count=max(1, min(_MAX_PREFETCH, places // 8)))
 
 
 class LastAcknowledgements(bootsteps.StartStopStep):
-    """Stops before the consumer of tasks does, and before its connection closes."""
+    """Stops before the consumer of tasks does, and before its connection closes.
+
+    Celery acknowledges a message on the next turn of its loop, after the task has started. If the
+    loop ended before that, the broker would deliver the message again while this worker runs it.
+    """
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
     def start(self, parent: Any) -> None:
         """Let tasks start; called again after a reconnect."""
-        _too_late.clear()
+        _is_closing.clear()
 
     def stop(self, parent: Any) -> None:
         """Let no further task start, then acknowledge the started ones."""
-        with _gate:
-            _too_late.set()
+        with _accept_lock:
+            _is_closing.set()
         if parent.hub is None:
             return
         for pending in parent.hub._pop_ready():
@@ -150,7 +149,11 @@ class LastAcknowledgements(bootsteps.StartStopStep):
 
 
 class BatchedTaskEvents(bootsteps.StartStopStep):
-    """Flushes events every half second, not on every turn, until the last task has ended."""
+    """Flushes events every half second, until the last task has ended.
+
+    Celery flushes its event buffer on every turn of its loop. Under load that is nearly one message
+    per event, a third of a worker's cost outside the event loop (docs/performance.md).
+    """
 
     requires = ("celery.worker.consumer.events:Events",)
 
@@ -166,10 +169,12 @@ class BatchedTaskEvents(bootsteps.StartStopStep):
         _publish_once(parent.event_dispatcher)
         if parent.hub is None:
             return
-        parent.event_dispatcher.buffer_limit = _MOST
+        parent.event_dispatcher.buffer_limit = _BUFFER_LIMIT
         parent.event_dispatcher.on_send_buffered = None
         dispatcher = parent.event_dispatcher
-        self._timer = parent.hub.call_repeatedly(_EVERY_S, lambda: _send_events(dispatcher))
+        self._timer = parent.hub.call_repeatedly(
+            _FLUSH_INTERVAL_S, lambda: _send_events(dispatcher)
+        )
 
     def stop(self, parent: Any) -> None:
         """Flush; if the worker ends, a thread continues until its last task has ended."""
@@ -211,7 +216,7 @@ class DrainEvents:
     def _run(self) -> None:
         # Celery has just sent "worker-offline", too early: a heartbeat at once corrects that.
         heartbeat_due_at = 0.0
-        while not self._is_over.wait(_EVERY_S):
+        while not self._is_over.wait(_FLUSH_INTERVAL_S):
             if time.monotonic() >= heartbeat_due_at:
                 self._send("worker-heartbeat")
                 heartbeat_due_at = time.monotonic() + _HEARTBEAT_S

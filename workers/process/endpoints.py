@@ -50,7 +50,7 @@ def require_allowed_target(target: AgentCoreTarget, settings: Settings) -> None:
     A runtime's ARN needs no entry: AWS decides by the permissions of the worker's credentials.
 
     Raises:
-        ContractError: It is neither on loopback nor in the settings.
+        ContractError: The container is neither on loopback nor in the settings.
     """
     if not target.is_arn and not may_call(target.target, _known(settings)):
         raise ContractError(

@@ -1,9 +1,9 @@
 """One attempt, step by step: run the agent, score, return the completion.
 
-Called by the Celery task through the event loop. A bad rollout is an outcome, not an exception:
-only cancellation leaves `execute` without a completion. The agent of a run on AgentCore runs
-elsewhere: one attempt starts its session, a later one scores what it left. Must not: retry an
-attempt, or know Celery.
+Called by the Celery task on the event loop. A bad rollout is an outcome, not an exception: only
+cancellation leaves `execute` without a completion. The agent of a run on AgentCore runs elsewhere:
+one attempt starts its session, and a later attempt scores the session's trajectory. Must not: retry
+an attempt, or know Celery.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from workers.process.exit_guard import guard_exits
 from workers.process.records import stop_reason_of
 from workers.process.runtime import Runtime
 from workers.process.scoring import Scorer
-from workers.process.unscored import take_over
+from workers.process.stored_trajectory import take_over
 from workers.sandbox.base import SandboxFailure
 
-#: Ends the policy is responsible for; a run may ask to fail them.
+#: Stop reasons that the policy causes; a run may count them as failures.
 _POLICY_LIMITS = frozenset(
     {
         StopReason.MAX_STEPS,
@@ -71,7 +71,7 @@ async def execute(request: RolloutRequest, runtime: Runtime) -> Completion:
                 if request.unscored_no is None:
                     await run_agent(attempt, runtime)
                 else:
-                    await take_over(attempt, runtime.settings)
+                    await take_over(attempt, runtime.payloads)
                 await score_trajectory(attempt)
                 return attempt.succeeded()
         except RolloutError as error:
@@ -86,7 +86,7 @@ async def run_agent(attempt: Attempt, runtime: Runtime) -> None:
     """Run the agent until it answers, or until a budget or the wall clock ends."""
     request = attempt.request
     with boundary(ContractError, "agent_setup"):
-        agent = await runtime.agent_for(request)
+        agent = await runtime.agents.agent_for(request)
     attempt.journal = await runtime.open_journal(request)
     attempt.calls = runtime.model_calls(attempt)
     attempt.enter("generating")
@@ -153,7 +153,7 @@ async def _run(agent: Any, attempt: Attempt) -> Any:
             failure = attempt.calls.failure if attempt.calls else None
             if failure is None or isinstance(error, RolloutError):
                 raise
-            # A client of the agent's own turned the model's error into one of its SDK.
+            # The agent's own client turned the model's error into an error of its SDK.
             raise failure from error
 
 
@@ -182,7 +182,7 @@ def _require_tools_worked(trajectory: Trajectory) -> None:
 
 
 def _require_judge(agent: Any, attempt: Attempt, error: RolloutError) -> None:
-    """Raise the error if the agent was cut off before it could set the reward itself."""
+    """Raise the error if the agent sets the reward itself and was cut off before that."""
     if attempt.request.reward is None and getattr(agent, "judges_itself", False):
         raise error
 

@@ -14,7 +14,7 @@ from pipeline.contract.errors import RolloutError
 
 
 @contextmanager
-def guard_exits(error_type: type[RolloutError], who: str) -> Iterator[None]:
+def guard_exits(error_type: type[RolloutError], source: str) -> Iterator[None]:
     """Turn an exit or a cancellation that foreign code raised by itself into a rollout error.
 
     An exit would end the event loop, and with it all other attempts of this worker. A cancellation
@@ -27,7 +27,7 @@ def guard_exits(error_type: type[RolloutError], who: str) -> Iterator[None]:
         if task is None or task.cancelling():
             raise
         raise error_type(
-            f"The {who} ended by a CancelledError, and nobody had cancelled it."
+            f"The {source} ended by a CancelledError, but its attempt was not cancelled."
         ) from error
     except GeneratorExit:
         raise
@@ -35,5 +35,5 @@ def guard_exits(error_type: type[RolloutError], who: str) -> Iterator[None]:
         if isinstance(error, Exception):
             raise
         if isinstance(error, SystemExit):
-            raise error_type(f"The {who} called sys.exit({error.code!r}).") from error
-        raise error_type(f"The {who} raised {type(error).__name__}.") from error
+            raise error_type(f"The {source} called sys.exit({error.code!r}).") from error
+        raise error_type(f"The {source} raised {type(error).__name__}.") from error

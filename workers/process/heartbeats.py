@@ -1,8 +1,9 @@
 """Heartbeats: the attempts that this worker holds and the lag of its event loop, every few seconds.
 
-A thread asks the event loop for the list. So a blocked loop sends no heartbeat, and the leases of
+A thread calls the event loop for the list. So a blocked loop sends no heartbeat, and the leases of
 its attempts end, as intended. New attempts are announced after `announce_s`. Rejected messages
-travel in heartbeats to the collector, which keeps them as dead letters.
+travel in heartbeats to the collector, which keeps them as dead letters. Must not: touch an attempt
+outside the event loop.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Heartbeats(threading.Thread):
         publisher: A connection of its own.
         loop: The event loop that is watched.
         in_flight: The attempts that the loop executes.
-        about: The fields that are the same in each heartbeat, such as the worker's id.
+        template: A heartbeat with the fields that do not change, such as the worker's id.
         waiting: Attempts that are reserved, or whose completion could not be sent yet.
         activity: The activity of each run; called on the loop.
         rejected: Messages to report to the collector.
@@ -80,7 +81,7 @@ class Heartbeats(threading.Thread):
         loop: LoopThread,
         in_flight: InFlight,
         *,
-        about: Heartbeat,
+        template: Heartbeat,
         waiting: Callable[[], tuple[AttemptBeat, ...]],
         activity: Callable[[], tuple[RunActivity, ...]],
         rejected: RejectedMessages,
@@ -91,7 +92,7 @@ class Heartbeats(threading.Thread):
         self._publisher = publisher
         self._loop = loop
         self._in_flight = in_flight
-        self._about = about
+        self._template = template
         self._waiting = waiting
         self._activity = activity
         self._rejected = rejected
@@ -158,7 +159,7 @@ class Heartbeats(threading.Thread):
         if final:
             changes["capacity"] = 0
         try:
-            self._publisher.send_heartbeat(self._about.model_copy(update=changes))
+            self._publisher.send_heartbeat(self._template.model_copy(update=changes))
             self._rejected.forget(len(rejected))
         except QueueUnavailable as error:
             log.log(
@@ -171,9 +172,9 @@ class Heartbeats(threading.Thread):
     def _report_blocked(self) -> None:
         self._lag_s = max(self._lag_s, _BLOCKED_S)
         log.error(
-            "The event loop has not answered for %.1f s; all %d attempts of this worker stand "
-            "still. Blocking code must run in a thread. It is here:\n%s",
+            "The event loop has not answered for %.1f s, so all %d attempts of this worker wait. "
+            "Blocking code must run in a thread. The current stack of the loop:\n%s",
             _BLOCKED_S,
             len(self._in_flight),
-            self._loop.where(),
+            self._loop.current_stack(),
         )

@@ -1,4 +1,4 @@
-"""The attempts that this worker is executing.
+"""The attempts that this worker executes.
 
 Written on the event loop; heartbeats, cancellation and shutdown read the list through the loop.
 Must not: be used from another thread directly.
@@ -33,7 +33,7 @@ class InFlight:
         return len(self._running)
 
     def knows(self, key: AttemptKey) -> bool:
-        """Whether this attempt runs here or ran here recently; its second delivery is skipped."""
+        """Whether the attempt runs here or ran here recently; its second delivery is skipped."""
         return key in self._running or key in self._recent
 
     @contextmanager
@@ -54,7 +54,7 @@ class InFlight:
             self._remember(key)
 
     def beats(self) -> tuple[AttemptBeat, ...]:
-        """Return all attempts as a heartbeat lists them; they count as announced."""
+        """Return all attempts as a heartbeat lists them; all count as announced now."""
         self.unannounced.clear()
         return tuple(
             AttemptBeat(
@@ -75,7 +75,7 @@ class InFlight:
         return now - min(self._started_at[key] for key in self.unannounced)
 
     def stop(self, labels: frozenset[str]) -> int:
-        """Cancel attempts that are no longer wanted; return how many were here."""
+        """Cancel attempts that are no longer wanted; return their number."""
         found = [
             task for attempt, task in self._running.values() if attempt.request.label in labels
         ]

@@ -24,18 +24,17 @@ from pipeline.queue.frames import encode_completions
 from pipeline.queue.journal_frames import encode_frames
 from pipeline.redaction import Redactor
 from pipeline.settings import Settings
-from workers.llm.connections import close_connections
 from workers.process.activity import Activity, WatchTry, tool_counts
 from workers.process.attempt import Attempt
 from workers.process.execution import execute
 from workers.process.isolated_messages import (
-    BEAT,
     CALL,
     DONE,
     HAND_BACK,
     HEAD,
-    KEEP,
+    JOURNAL,
     LOG,
+    PROGRESS,
     STARTED,
     STOP,
     Frame,
@@ -44,14 +43,13 @@ from workers.process.journal import MakeFrame
 from workers.process.loop import new_loop
 from workers.process.runtime import Runtime, open_limits
 from workers.process.scoring import SCORING_TRIES, SCORING_WAIT_S
-from workers.rewards.reward_processes import close_reward_processes
 
-_BEAT_S = 0.5
+_PROGRESS_S = 0.5
 _CLOSE_S = 5.0
 
 
 def run_isolated(channel: socket.socket, settings: Settings, worker_id: str) -> None:
-    """Execute the request that comes over the channel, and send what becomes of it."""
+    """Execute the request that comes over the channel, and send its completion."""
     worker = _Worker(channel)
     logging.basicConfig(level=settings.log_level, handlers=[_SentLog(worker)], force=True)
     request = worker.receive()
@@ -65,11 +63,10 @@ async def _run(
     request: RolloutRequest, worker: _Worker, settings: Settings, worker_id: str
 ) -> None:
     redactor = Redactor.of(settings, os.environ)
-    limits = open_limits(settings, f"{worker_id}-{os.getpid()}")
     runtime = Runtime(
         settings,
         worker_id,
-        limits=limits,
+        limits=open_limits(settings, f"{worker_id}-{os.getpid()}"),
         redactor=redactor,
         activity=_SentActivity(worker, redactor),
         keep=worker.keep,
@@ -80,38 +77,34 @@ async def _run(
         HAND_BACK: runtime.in_flight.hand_back_all,
     }
     worker.listen(asyncio.get_running_loop(), commands)
-    beats = asyncio.create_task(_beat(runtime, worker))
+    reports = asyncio.create_task(_report_progress(runtime, worker))
     try:
         completion = await asyncio.create_task(execute(request, runtime))
         worker.send(DONE, encode_completions([completion]))
     finally:
-        beats.cancel()
+        reports.cancel()
         with suppress(Exception):
             async with asyncio.timeout(_CLOSE_S):
-                await runtime.gateway.close()
-                await runtime.mcp.close()
-                await limits.close()
-                await close_connections()
-                await close_reward_processes()
+                await runtime.close()
 
 
-async def _beat(runtime: Runtime, worker: _Worker) -> None:
+async def _report_progress(runtime: Runtime, worker: _Worker) -> None:
     while True:
         for attempt in runtime.in_flight.attempts():
-            worker.send(BEAT, _beat_of(attempt))
-        await asyncio.sleep(_BEAT_S)
+            worker.send(PROGRESS, _progress_of(attempt))
+        await asyncio.sleep(_PROGRESS_S)
 
 
-def _beat_of(attempt: Attempt) -> bytes:
+def _progress_of(attempt: Attempt) -> bytes:
     tools = {
         name: {"calls": calls, "errors": errors} for name, calls, errors in tool_counts(attempt)
     }
-    beat = {"phase": attempt.phase, "step": attempt.step, "tools": tools}
-    return orjson.dumps(beat | {"silent_s": _most_silent_s(attempt)})
+    progress = {"phase": attempt.phase, "step": attempt.step, "tools": tools}
+    return orjson.dumps(progress | {"block_s": _longest_block_s(attempt)})
 
 
-def _most_silent_s(attempt: Attempt) -> float:
-    """Return the time for which the event loop may be blocked before a time limit has passed."""
+def _longest_block_s(attempt: Attempt) -> float:
+    """Return the longest time for which the event loop may be blocked within the time limits."""
     limits = attempt.request.limits
     if attempt.phase == "scoring":
         return SCORING_TRIES * (limits.reward_timeout_s + SCORING_TRIES * SCORING_WAIT_S)
@@ -132,7 +125,7 @@ class _Worker:
     def keep(self, make: MakeFrame) -> None:
         """Send a frame of the journal; the worker sends it to the collector."""
         if (frame := make()) is not None:
-            self.send(KEEP, encode_frames([frame]))
+            self.send(JOURNAL, encode_frames([frame]))
 
     def receive(self) -> Frame | None:
         """Wait for a message; None: the worker has ended."""
@@ -146,7 +139,7 @@ class _Worker:
     def listen(
         self, loop: asyncio.AbstractEventLoop, commands: Mapping[bytes, Callable[[], object]]
     ) -> None:
-        """Call commands on the loop as they come; end this process with its worker."""
+        """Call each command on the loop when it arrives; end this process with its worker."""
 
         def run() -> None:
             while (frame := self.receive()) is not None:
@@ -175,7 +168,7 @@ class _SentActivity(Activity):
         try:
             yield
         finally:
-            self._worker.send(BEAT, _beat_of(attempt))
+            self._worker.send(PROGRESS, _progress_of(attempt))
 
     def watcher(self, run_id: UUID, base_url: str, model: str) -> WatchTry:
         def watch(error: ModelError | None) -> None:

@@ -1,4 +1,4 @@
-"""The worker's end of an isolated attempt: hears the process, and decides what its end means.
+"""The worker's end of an isolated attempt: receives its messages, and explains its exit.
 
 Made by `isolation.py`, used on the event loop. A process whose event loop does not answer is killed
 once its time limit must have passed. Must not: block the loop.
@@ -11,7 +11,6 @@ import logging
 import signal
 import socket
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Self
 
 import orjson
@@ -24,7 +23,7 @@ from pipeline.contract.errors import (
     RewardError,
     RolloutError,
 )
-from pipeline.contract.messages import Completion, JournalFrame
+from pipeline.contract.messages import Completion
 from pipeline.queue.frames import decode_completions
 from pipeline.queue.journal_frames import decode_frames
 from workers.process.activity import Activity
@@ -32,13 +31,13 @@ from workers.process.agent_timeout import CANCEL_GRACE_S
 from workers.process.attempt import Attempt
 from workers.process.in_flight import InFlight
 from workers.process.isolated_messages import (
-    BEAT,
     CALL,
     DONE,
     HAND_BACK,
     HEAD,
-    KEEP,
+    JOURNAL,
     LOG,
+    PROGRESS,
     REQUEST,
     STARTED,
     STOP,
@@ -48,7 +47,7 @@ from workers.process.journal import MakeFrame
 
 #: Time to start: the first process of a worker waits for its server's imports.
 _START_S = 120.0
-#: Time for the rest of what a process said, and for its end after its completion.
+#: Time for the remaining messages of a process that ended, and for its exit after its completion.
 _REST_S = 5.0
 #: A busy machine may delay a message this long beyond the time limit.
 _MARGIN_S = 5.0
@@ -73,7 +72,7 @@ class IsolatedChild:
         self._reader, self._writer = channel
         self._status, self._killer = status
         self._keep = keep
-        self._until = asyncio.get_running_loop().time() + _START_S
+        self._deadline = asyncio.get_running_loop().time() + _START_S
         self._has_started = False
         self._completion: Completion | None = None
 
@@ -85,7 +84,7 @@ class IsolatedChild:
         *,
         keep: Callable[[MakeFrame], None] | None = None,
     ) -> Self:
-        """Take over the sockets of a process that was asked for; `keep` takes its journal."""
+        """Connect to a requested process by its sockets; `keep` takes the frames of its journal."""
         return cls(
             await asyncio.open_unix_connection(sock=channel),
             await asyncio.open_unix_connection(sock=status),
@@ -108,33 +107,33 @@ class IsolatedChild:
             asyncio.CancelledError: The attempt is no longer wanted.
         """
         self._send(REQUEST, attempt.request.model_dump_json(exclude_defaults=True).encode())
-        hearing = asyncio.create_task(self._hear(attempt, activity))
+        receiving = asyncio.create_task(self._receive(attempt, activity))
         try:
-            await asyncio.wait({hearing})
+            await asyncio.wait({receiving})
         except asyncio.CancelledError:
             is_handed_back = in_flight.is_handed_back(attempt)
             # The agent may clean up, as after a cancellation in a worker.
             self._send(HAND_BACK if is_handed_back else STOP)
-            await asyncio.wait({hearing}, timeout=CANCEL_GRACE_S + _REST_S)
+            await asyncio.wait({receiving}, timeout=CANCEL_GRACE_S + _REST_S)
             if is_handed_back and self._completion is not None:
                 return self._completion
             raise
         finally:
-            hearing.cancel()
-        return hearing.result()
+            receiving.cancel()
+        return receiving.result()
 
     def _send(self, kind: bytes, data: bytes = b"") -> None:
         self._writer.write(Frame(kind, data).encoded())
 
-    async def _hear(self, attempt: Attempt, activity: Activity) -> Completion | None:
-        """Listen until the process has ended; return its completion, None if it never started."""
+    async def _receive(self, attempt: Attempt, activity: Activity) -> Completion | None:
+        """Receive messages until the process has ended; return its completion, None: no start."""
         loop = asyncio.get_running_loop()
         status = asyncio.create_task(self._status.read())
         reading = asyncio.create_task(self._read())
         try:
             while True:
                 waited = {reading} if status.done() else {reading, status}
-                left_s = max(0.0, self._until - loop.time())
+                left_s = max(0.0, self._deadline - loop.time())
                 await asyncio.wait(waited, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
                 if reading.done():
                     frame = reading.result()
@@ -143,11 +142,11 @@ class IsolatedChild:
                     self._take(frame, attempt, activity)
                     reading = asyncio.create_task(self._read())
                 elif status.done() and status in waited:
-                    # What it said before its end may still be on its way.
-                    self._until = loop.time() + _REST_S
-                elif loop.time() >= self._until:
+                    # Messages that the process sent before its exit may still arrive.
+                    self._deadline = loop.time() + _REST_S
+                elif loop.time() >= self._deadline:
                     break
-            return await self._judge(attempt, status, is_silent=not reading.done())
+            return await self._outcome(attempt, status, is_unresponsive=not reading.done())
         finally:
             status.cancel()
             reading.cancel()
@@ -156,45 +155,45 @@ class IsolatedChild:
         now = asyncio.get_running_loop().time()
         if frame.kind == STARTED:
             self._has_started = True
-            self._until = now + attempt.request.limits.timeout_s + CANCEL_GRACE_S + _MARGIN_S
-        elif frame.kind == BEAT:
-            beat = orjson.loads(frame.data)
-            attempt.phase, attempt.reported_step = beat["phase"], beat["step"]
-            attempt.trajectory.metadata["tools"] = beat["tools"]
-            self._until = now + beat["silent_s"] + CANCEL_GRACE_S + _MARGIN_S
+            self._deadline = now + attempt.request.limits.timeout_s + CANCEL_GRACE_S + _MARGIN_S
+        elif frame.kind == PROGRESS:
+            progress = orjson.loads(frame.data)
+            attempt.phase, attempt.reported_step = progress["phase"], progress["step"]
+            attempt.trajectory.metadata["tools"] = progress["tools"]
+            self._deadline = now + progress["block_s"] + CANCEL_GRACE_S + _MARGIN_S
         elif frame.kind == CALL:
             call = orjson.loads(frame.data)
             error = ModelError(call["reason"], code=call["code"]) if "code" in call else None
             activity.watcher(attempt.request.run_id, call["base_url"], call["model"])(error)
         elif frame.kind == LOG:
             _log(orjson.loads(frame.data))
-        elif frame.kind == KEEP and self._keep is not None:
+        elif frame.kind == JOURNAL and self._keep is not None:
             for kept in decode_frames(frame.data):
-                self._keep(partial(_same, kept))
+                self._keep(lambda kept=kept: kept)
         elif frame.kind == DONE:
             self._completion = decode_completions(frame.data)[0][0]
-            self._until = now + _REST_S
+            self._deadline = now + _REST_S
 
-    async def _judge(
-        self, attempt: Attempt, status: asyncio.Task[bytes], *, is_silent: bool
+    async def _outcome(
+        self, attempt: Attempt, status: asyncio.Task[bytes], *, is_unresponsive: bool
     ) -> Completion | None:
-        """Return the completion, or say why there is none."""
+        """Return the completion; raise the error that explains its absence."""
         if self._completion is not None:
             return self._completion
         if not self._has_started:
             return None
-        if is_silent and not status.done():
-            raise _silence(attempt)
-        # Its channel is closed: it has ended, or cannot say anything any more.
+        if is_unresponsive and not status.done():
+            raise _unresponsive(attempt)
+        # The channel is closed: the process has ended, or can send nothing more.
         await asyncio.wait({status}, timeout=_REST_S)
         code = status.result() if status.done() else str(-signal.SIGKILL).encode()
         if not code:
             raise ServerDied(
-                "The server of this worker's isolated processes died, and they with it."
+                "The server of this worker's isolated processes died, and its processes with it."
             )
         raise ProcessDied(
-            f"The process of its own in which the rollout ran {_words(int(code))} before the "
-            "rollout was done; its worker lives."
+            f"The process of its own in which the rollout ran {_describe_exit(int(code))} "
+            "before the rollout was done; its worker lives."
         )
 
     async def _read(self) -> Frame | None:
@@ -205,11 +204,7 @@ class IsolatedChild:
             return None
 
 
-def _same(frame: JournalFrame) -> JournalFrame:
-    return frame
-
-
-def _silence(attempt: Attempt) -> RolloutError:
+def _unresponsive(attempt: Attempt) -> RolloutError:
     text = (
         "The process of the rollout did not answer until its time limit had passed; it was ended."
     )
@@ -218,7 +213,7 @@ def _silence(attempt: Attempt) -> RolloutError:
     return AgentTimeout(text, code="process_blocked")
 
 
-def _words(code: int) -> str:
+def _describe_exit(code: int) -> str:
     if code >= 0:
         return f"ended with code {code}"
     try:

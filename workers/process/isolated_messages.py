@@ -21,11 +21,11 @@ STOP = b"X"
 HAND_BACK = b"H"
 
 # From the process.
-STARTED = b"S"  #: it has the request
-BEAT = b"B"  #: its event loop answers; phase, step, tools, and the longest silence from now on
-CALL = b"C"  #: a try of a model call
+STARTED = b"S"  #: the process has the request
+PROGRESS = b"B"  #: phase, step, tools, and the longest time until the next message
+CALL = b"C"  #: one try of a model call
 LOG = b"L"  #: a log record
-KEEP = b"K"  #: a frame of the journal
+JOURNAL = b"K"  #: a frame of the journal
 DONE = b"D"  #: the completion, as a frame
 
 
@@ -36,7 +36,7 @@ class Frame(NamedTuple):
     data: bytes = b""
 
     def encoded(self) -> bytes:
-        """Return the bytes that travel."""
+        """Return the bytes of the message."""
         return HEAD.pack(self.kind, len(self.data)) + self.data
 
 

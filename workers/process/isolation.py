@@ -39,7 +39,7 @@ class Isolation:
         worker_id: The worker's name.
         in_flight: The worker's attempts.
         activity: Counts the model calls of isolated attempts too.
-        keep: Takes the frames of their journals.
+        keep: Takes the frames of isolated attempts' journals.
     """
 
     def __init__(
@@ -67,8 +67,8 @@ class Isolation:
             Its completion; None: nothing ran, because no slot is free or no process could start.
 
         Raises:
-            ProcessDied: The process died of its rollout.
-            RolloutError: The process did not answer beyond its time limit, or its server died.
+            ProcessDied: The process died while this worker lived.
+            RolloutError: The process exceeded its time limit without an answer, or its server died.
         """
         waits = self._has_slots and attempt.request.lost_count >= _WAITS_FROM
         if self._slots.locked() and not waits:

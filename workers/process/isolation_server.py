@@ -20,7 +20,7 @@ from importlib import import_module
 
 from pipeline.contract.errors import PipelineError
 from pipeline.redaction import Redactor, redact_logs
-from pipeline.service import spare_garbage_collection
+from pipeline.service import reduce_garbage_collection
 from pipeline.settings import Settings
 from workers.core.registry import BUILTIN_AGENTS, get_agent_class
 from workers.process.isolated_attempt import run_isolated
@@ -48,7 +48,7 @@ def main(control_fd: int) -> None:
             sys.exit(f"Isolated rollouts run in their worker: {error}")
         if _thread_count() > 1:
             _start_again(preload, control_fd)
-    spare_garbage_collection()
+    reduce_garbage_collection()
     channel = _Server(socket.socket(fileno=control_fd)).serve()
     if channel is not None:
         if not preload.loads_plugins:
@@ -88,7 +88,7 @@ class _Server:
                         os.read(woken, 4096)
                     self._reap()
                 elif key.data in self.statuses:
-                    # The worker wants this process to end, or waits for it no longer.
+                    # The worker closed its end: this process is no longer wanted.
                     self.selector.unregister(key.fileobj)
                     _kill(key.data)
 
@@ -116,9 +116,9 @@ class _Server:
         return None
 
     def _reap(self) -> None:
-        """Report processes that have ended, after the end of all that they started."""
+        """Report processes that have ended, after all processes of their group are killed."""
         for pid in list(self.statuses):
-            # Until it is reaped, no other process can get its pid or the group of that name.
+            # Until the process is reaped, no other process can get its pid or process group id.
             if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 continue
             _kill(pid)
@@ -136,7 +136,7 @@ class _Server:
 
 
 def _import_library(settings: Settings) -> None:
-    """Import what is otherwise imported at its first use, and so by each process again."""
+    """Import modules that each process would otherwise import by itself at their first use."""
     for name in BUILTIN_AGENTS:
         get_agent_class(name)
     client = "lean_client" if settings.llm.client == "lean" else "openai_client"
@@ -181,7 +181,7 @@ def _start_again(preload: Preload, control_fd: int) -> None:
 
 
 def _thread_count() -> int:
-    """Return the threads of this process, those of native code too; 1 where that is not known."""
+    """Return the number of threads, native ones included; 1 where the system does not say."""
     try:
         return len(os.listdir("/proc/self/task"))
     except FileNotFoundError:

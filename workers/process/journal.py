@@ -1,17 +1,15 @@
-"""The journal of one attempt: what it replays of earlier attempts, and records for the next one.
+"""The journal of one attempt: recorded calls that it replays, and its own calls for the next one.
 
-`ModelCalls` asks it before each call and tells it each answer; tools that must not run again do so,
-too. Frames are packed where they are sent, in the outbox's thread. A rollout whose calls take less
-than `journal.after_s` sends none, and then no request's digest is computed. Must not: raise, or
-delay a call.
+`ModelCalls` looks each call up here and adds each answer; tools that must not run again do the same
+with their results. Frames are packed in the outbox's thread. A rollout whose calls take less than
+`journal.after_s` sends none, and then no request's digest is computed. Must not: raise, or delay a
+call.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import sys
-from array import array
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,8 +29,8 @@ from pipeline.queue.journal_frames import ReadJournal
 from pipeline.redaction import NOTHING, Redactor
 from pipeline.settings import JournalSettings
 from pipeline.tokens.prompt_prefixes import ITEM_BYTES
-from workers.core.model_response import ModelResponse, NativeToolCall
-from workers.core.response_delta import OnDelta, ResponseDelta, ToolCallDelta
+from workers.core.model_response import ModelResponse
+from workers.process.recorded_answers import values_of
 
 log = logging.getLogger(__name__)
 
@@ -44,33 +42,18 @@ NOTHING_RECORDED = ReadJournal([], 0)
 #: Messages of requests that are held until their frame is packed; digests take less memory.
 _MOST_HELD = 256
 
-_RESPONSE_FIELDS = (
-    "text",
-    "finish_reason",
-    "prompt_tokens",
-    "completion_tokens",
-    "model",
-    "response_id",
-    "policy_version",
-    "latency_ms",
-    "metadata",
-)
-
 
 @dataclass(slots=True)
 class _Answered:
-    """A call that is in no frame yet; its request is held until its digest is needed."""
+    """A call that is in no frame yet; a digest or result is computed when the call is packed."""
 
     number: int
-    digest: str | None
-    request: tuple[Sequence[Mapping[str, Any]], Mapping[str, Any]] | None
-    result: Mapping[str, Any] | Callable[[], Mapping[str, Any]]
+    digest: Callable[[], str | None] | str | None
+    result: Callable[[], Mapping[str, Any]] | Mapping[str, Any]
     tokens: RecordedTokens | None
 
     def recorded(self, attempt_no: int) -> RecordedCall | None:
-        digest = self.digest
-        if digest is None and self.request is not None:
-            digest = digest_of_request(*self.request)
+        digest = self.digest() if callable(self.digest) else self.digest
         if digest is None:
             return None
         result = self.result() if callable(self.result) else self.result
@@ -107,7 +90,7 @@ class Journal:
         self._records = keep is not None and settings.after_s >= 0
         self._answered: deque[_Answered] = deque()
         self._numbers = 0
-        #: By a call's sequence number in this attempt, the place where it is recorded.
+        #: By a call's sequence number in this attempt, the key of its record.
         self._keys: dict[int, CallKey] = {}
         self._generated_s = 0.0
         self._held = 0
@@ -120,7 +103,7 @@ class Journal:
     def find(
         self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
     ) -> RecordedCall | None:
-        """Return the recorded answer to an equal request, and forget it; None: there is none.
+        """Remove and return the recorded answer to an equal request; None: there is none.
 
         Calls match by their digests and not by their order, because parallel calls have none.
         """
@@ -146,7 +129,8 @@ class Journal:
             recorded: What `find` returned.
         """
         if recorded is None:
-            self._record(messages, options, response, call)
+            if self._records:
+                self._record(messages, options, response, call)
             return
         self._keys[call.sequence] = recorded.key
         self.calls_replayed += 1
@@ -154,7 +138,7 @@ class Journal:
         self.tokens_saved += (call.prompt_tokens or 0) + (call.completion_tokens or 0)
 
     def find_result(self, tool: str, arguments: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Return the recorded result of an equal call of a tool, and forget it; None: none is."""
+        """Remove and return the recorded result of an equal call of a tool; None: there is none."""
         call = self._take(_digest_of_call(tool, arguments)) if self._recorded else None
         return None if call is None else call.result
 
@@ -172,11 +156,10 @@ class Journal:
         digest = _digest_of_call(tool, arguments)
         if not self._records or digest is None or not _is_json(result):
             return
-        self._add(digest, None, result, None)
-        self._count(elapsed_s)
+        self._add(digest, result, None, elapsed_s)
 
     def flush(self) -> None:
-        """Send all calls that are in no frame yet; while frames wait to be sent, they wait too."""
+        """Send all calls that are in no frame yet; only one frame at a time waits to be sent."""
         if not self._answered or self._is_sending or self._keep is None:
             return
         self._generated_s, self._held, self._is_sending = 0.0, 0, True
@@ -189,33 +172,25 @@ class Journal:
         response: ModelResponse,
         call: ModelCall,
     ) -> None:
-        if not self._records:
-            return
         packed = None
         if call.tokens is not None:
             packed = self._packed(call.tokens)
             if packed is None:
                 return
+
+        def digest() -> str | None:
+            return digest_of_request(messages, options)
+
         self._held += len(messages)
-        is_much = self._held > _MOST_HELD
-        digest = digest_of_request(messages, options) if is_much else None
-        if is_much and digest is None:
-            return
-        # `packed` has the ids: as Python lists they take ten times the memory until the frame.
+        self._keys[call.sequence] = (self._request.attempt_no, self._numbers)
+        # `packed` has the ids: Python lists of them take ten times the memory.
         bare = replace(response, prompt_token_ids=None, completion_token_ids=None, logprobs=None)
         self._add(
-            digest,
-            None if is_much else (messages, options),
-            lambda: _values_of(bare),
+            digest() if self._held > _MOST_HELD else digest,
+            lambda: values_of(bare),
             packed,
-            call.sequence,
+            (response.latency_ms or 0.0) / 1000,
         )
-        self._count((response.latency_ms or 0.0) / 1000)
-
-    def _count(self, elapsed_s: float) -> None:
-        self._generated_s += elapsed_s
-        if self._generated_s >= self._settings.after_s:
-            self.flush()
 
     def _take(self, digest: str | None) -> RecordedCall | None:
         found = self._recorded.get(digest or "")
@@ -228,20 +203,19 @@ class Journal:
 
     def _add(
         self,
-        digest: str | None,
-        request: tuple[Sequence[Mapping[str, Any]], Mapping[str, Any]] | None,
-        result: Mapping[str, Any] | Callable[[], Mapping[str, Any]],
+        digest: Callable[[], str | None] | str | None,
+        result: Callable[[], Mapping[str, Any]] | Mapping[str, Any],
         tokens: RecordedTokens | None,
-        sequence: int | None = None,
+        elapsed_s: float,
     ) -> None:
-        number = self._numbers
+        self._answered.append(_Answered(self._numbers, digest, result, tokens))
         self._numbers += 1
-        if sequence is not None:
-            self._keys[sequence] = (self._request.attempt_no, number)
-        self._answered.append(_Answered(number, digest, request, result, tokens))
+        self._generated_s += elapsed_s
+        if self._generated_s >= self._settings.after_s:
+            self.flush()
 
     def _packed(self, tokens: CallTokens) -> RecordedTokens | None:
-        """Return tokens whose prefix is named by its place; None: that call is not recorded."""
+        """Return tokens that name the call of their prefix by its key; None: it is not recorded."""
         prefix = self._keys.get(tokens.prefix_call) if tokens.prefix_len else None
         if tokens.prefix_len and prefix is None:
             return None
@@ -249,8 +223,8 @@ class Journal:
         return RecordedTokens(tokens.new_prompt, tokens.completion, tokens.logprobs, prefix, length)
 
     def _next_frame(self) -> JournalFrame | None:
-        """Pack what is in no frame yet; runs in the outbox's thread."""
-        # Cleared first: what is added from now on asks for another frame.
+        """Pack the calls that are in no frame yet; runs in the outbox's thread."""
+        # Cleared first, so that a call that is added from now on requests another frame.
         self._is_sending = False
         calls: list[RecordedCall] = []
         while True:
@@ -266,7 +240,9 @@ class Journal:
         self._bytes += len(body)
         if self._bytes > self._settings.max_bytes:
             if self._records:
-                log.info("The journal of %s is full; no more is kept.", self._request.label)
+                log.info(
+                    "The journal of %s is full; no more calls are recorded.", self._request.label
+                )
             self._records = False
             return None
         return JournalFrame(
@@ -276,46 +252,6 @@ class Journal:
             body=body,
             body_bytes=len(body),
         )
-
-
-def fresh_enough(recorded: ReadJournal, oldest_version: int) -> ReadJournal:
-    """Return what was recorded, without calls that older weights answered."""
-    calls = [
-        call for call in recorded.calls if call.version is None or call.version >= oldest_version
-    ]
-    return recorded._replace(calls=calls)
-
-
-def response_of(call: RecordedCall) -> ModelResponse:
-    """Return the answer of a recorded model call, as the client gave it."""
-    values = dict(call.result)
-    tool_calls = tuple(NativeToolCall(*each) for each in values.pop("tool_calls", ()))
-    tokens = call.tokens
-    ids: dict[str, Any] = {}
-    if tokens is not None:
-        ids = {
-            "prompt_token_ids": _unpacked("i", tokens.new_prompt),
-            "completion_token_ids": _unpacked("i", tokens.completion),
-            "logprobs": None if tokens.logprobs is None else _unpacked("f", tokens.logprobs),
-        }
-    return ModelResponse(**values, tool_calls=tool_calls, **ids)
-
-
-def replay_deltas(response: ModelResponse, on_delta: OnDelta | None) -> None:
-    """Pass a recorded answer on to a client that reads it as a stream, in one piece."""
-    if on_delta is None:
-        return
-    calls = enumerate(response.tool_calls)
-    on_delta(
-        ResponseDelta(
-            text=response.text,
-            reasoning=str(response.metadata.get("reasoning") or ""),
-            reasoning_field=next(
-                iter(response.metadata.get("reasoning_fields", ())), "reasoning_content"
-            ),
-            tool_calls=tuple(ToolCallDelta(n, c.id, c.name, c.arguments) for n, c in calls),
-        )
-    )
 
 
 def _digest_of_call(tool: str, arguments: Mapping[str, Any]) -> str | None:
@@ -328,18 +264,3 @@ def _is_json(result: Mapping[str, Any]) -> bool:
         return json.loads(json.dumps(result)) == result
     except (TypeError, ValueError):
         return False
-
-
-def _values_of(response: ModelResponse) -> dict[str, Any]:
-    values = {name: getattr(response, name) for name in _RESPONSE_FIELDS}
-    calls = [(call.id, call.name, call.arguments) for call in response.tool_calls]
-    return {name: value for name, value in values.items() if value not in (None, {})} | (
-        {"tool_calls": calls} if calls else {}
-    )
-
-
-def _unpacked(kind: str, data: bytes) -> list[Any]:
-    items = array(kind, data)
-    if sys.byteorder == "big":
-        items.byteswap()
-    return items.tolist()

@@ -69,7 +69,7 @@ class LoopThread:
             future.cancel()
             raise
 
-    def where(self) -> str:
+    def current_stack(self) -> str:
         """Return the current stack of the loop's thread, which shows the blocking call."""
         frame = sys._current_frames().get(self._thread.ident or 0)
         return "".join(traceback.format_stack(frame)) if frame else "(not running)"

@@ -60,7 +60,7 @@ class LoopPool(BasePool):
     def on_apply(self, *_: Any, accept_callback: Callable[..., None], **__: Any) -> None:
         """Start a request, or let it wait for a free place; never blocks.
 
-        Celery passes what a process or thread needs; the request itself is behind its callback.
+        Celery passes the arguments for a process or thread; the request is bound to the callback.
         """
         request: Any = accept_callback.__self__  # pyright: ignore[reportFunctionMemberAccess]
         with self._changed:
@@ -69,7 +69,7 @@ class LoopPool(BasePool):
                 return
             self._running += 1
         if not self._start(request):
-            self._pass_on()
+            self._release_place()
 
     def flush(self) -> None:
         """Forget waiting requests: the connection is lost, and the broker delivers them again."""
@@ -82,7 +82,7 @@ class LoopPool(BasePool):
             self._changed.wait_for(lambda: not self._running)
 
     def _start(self, request: WorkerRequest) -> bool:
-        """Start a request, which has a place; False: the connection ends, so it is left."""
+        """Start a request that has a place; False: the connection is closing, so none starts."""
         request.on_accepted(os.getpid(), time.monotonic())
         if not request.is_left:
             self.loop.start(self._run(request))
@@ -94,15 +94,15 @@ class LoopPool(BasePool):
             end = await _end_of(request)
             request.finish(end, time.monotonic() - began)
         finally:
-            self._pass_on()
+            self._release_place()
 
-    def _pass_on(self) -> None:
+    def _release_place(self) -> None:
         """Give the place of a request that has ended to a waiting one, else to a new one."""
-        while (following := self._next()) is not None:
+        while (following := self._take_waiting()) is not None:
             if self._start(following):
                 return
 
-    def _next(self) -> WorkerRequest | None:
+    def _take_waiting(self) -> WorkerRequest | None:
         with self._changed:
             if self._waiting:
                 return self._waiting.popleft()

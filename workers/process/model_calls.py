@@ -1,4 +1,4 @@
-"""The model calls of one attempt: made through the shared client, recorded as they happen.
+"""The model calls of one attempt: made through the shared client, and recorded.
 
 An agent gets a `ModelCalls` as its `llm_generate_func`. A call is recorded before the agent sees
 its answer, and is kept when the agent fails. Must not: retry; the client does.
@@ -18,9 +18,10 @@ from pipeline.contract.run import TokenWish
 from pipeline.tokens.prompt_prefixes import PromptPrefixes
 from workers.core.endpoint import MAIN_AGENT, Endpoint, NoEndpoint
 from workers.core.model_response import ModelResponse
-from workers.core.response_delta import OnDelta
+from workers.core.response_delta import OnDelta, delta_of
 from workers.llm.known_prompts import KnownPrompts
-from workers.process.journal import Journal, replay_deltas, response_of
+from workers.process.journal import Journal
+from workers.process.recorded_answers import response_of
 
 #: Serves an attempt's calls over HTTP: `(generate, with_socket=)`.
 Serve = Callable[..., AbstractAsyncContextManager[Endpoint]]
@@ -65,15 +66,15 @@ class ModelCalls:
         self._model = model
         self._defaults = dict(defaults)
         self._overrides = dict(overrides)
-        self._wish: TokenWish = tokens
+        self._token_wish: TokenWish = tokens
         self._serve = serve
         self._closed = False
         self._journal = journal
         self._prefixes = PromptPrefixes()
         self._known = KnownPrompts()
         self.calls: list[ModelCall] = []
-        #: Number of the call under way, or of the last one.
-        self.begun = 0
+        #: Number of the call under way, or of the last one; the first is 1.
+        self.current_call = 0
         #: The error of the last call; None after one that was answered.
         self.failure: ModelError | None = None
         self.prompt_tokens = 0
@@ -111,7 +112,7 @@ class ModelCalls:
 
         Raises:
             ModelError: The client's error.
-            AgentError: The attempt has ended, but its agent goes on.
+            AgentError: The attempt has ended.
             ContractError: The run requires token ids, and the server returned none.
         """
         if self._closed:
@@ -120,26 +121,27 @@ class ModelCalls:
                 "runs; the agent must await all its tasks before it returns.",
                 code="late_call",
             )
-        self.begun = len(self.calls) + 1
+        self.current_call = len(self.calls) + 1
         self.last_messages = sent = list(map(dict, messages))
-        asked = {"model": self._model, **self._defaults, **options, **self._overrides}
+        parameters = {"model": self._model, **self._defaults, **options, **self._overrides}
         self.failure = None
         journal = self._journal
-        recorded = journal.find(sent, asked) if journal is not None else None
+        recorded = journal.find(sent, parameters) if journal is not None else None
         if recorded is None:
-            response = await self._ask(sent, asked, on_delta)
+            response = await self._request(sent, parameters, on_delta)
         else:
-            # Other attempts go on: an agent without tools would replay its calls in one go.
+            # Give other attempts a turn: an agent without tools would replay its calls at once.
             await asyncio.sleep(0)
             response = response_of(recorded)
-            replay_deltas(response, on_delta)
+            if on_delta is not None:
+                on_delta(delta_of(response))
         message = response.to_message()
         self.last_messages = [*sent, message]
         call = self._record(response, message, agent=agent, trainable=trainable)
         call.replayed = recorded is not None
         if journal is not None:
-            journal.note(sent, asked, response, call, recorded)
-        if self._wish == "required" and trainable and call.tokens is None:
+            journal.note(sent, parameters, response, call, recorded)
+        if self._token_wish == "required" and trainable and call.tokens is None:
             raise _no_ids(response)
         if response.prompt_token_ids is None:
             return response
@@ -157,16 +159,16 @@ class ModelCalls:
             raise NoEndpoint("These model calls have no gateway.")
         return self._serve(generate, with_socket=with_socket)
 
-    async def _ask(
+    async def _request(
         self,
         messages: Sequence[Mapping[str, Any]],
-        asked: Mapping[str, Any],
+        parameters: Mapping[str, Any],
         on_delta: OnDelta | None,
     ) -> ModelResponse:
         streamed = {} if on_delta is None else {"on_delta": on_delta}
         try:
             with self._known.in_use():
-                return await self._client.generate(messages, **asked, **streamed)
+                return await self._client.generate(messages, **parameters, **streamed)
         except ModelError as error:
             self.failure = error
             raise
@@ -213,7 +215,7 @@ class ModelCalls:
 
     def _tokens_of(self, response: ModelResponse, sequence: int) -> CallTokens | None:
         prompt, completion = response.prompt_token_ids, response.completion_token_ids
-        if prompt is None or completion is None or self._wish == "off":
+        if prompt is None or completion is None or self._token_wish == "off":
             return None
         return self._prefixes.add(sequence, prompt, completion, response.logprobs)
 

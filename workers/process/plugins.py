@@ -1,7 +1,7 @@
 """User code: modules that register agents, tools and rewards when they are imported.
 
-Loaded once, when a worker starts, from the worker's settings. A message can only name agents, tools
-and rewards that are registered.
+Loaded once, when a process starts, from its settings. A message can only name agents, tools and
+rewards that are registered. Must not: load code that a message names.
 """
 
 from __future__ import annotations

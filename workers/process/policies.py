@@ -1,4 +1,4 @@
-"""The policies of runs, as this worker knows them, and the model calls that follow them.
+"""The newest policies of runs that reached this worker, and the model calls that follow them.
 
 Requests bring the policy of their run, and the dispatcher's command a newer one. A call goes to the
 current endpoints, waits while the policy is paused, is repeated if a new policy asks for that, and
@@ -24,7 +24,7 @@ from workers.process.unclocked_limiter import bounded_wait_s
 #: Runs whose policies are kept; a worker serves few runs at a time.
 _MAX_RUNS = 256
 #: Wait before a rollout is tried again; nothing is dispatched while its policy is paused.
-_COME_BACK_S = 5.0
+_RETRY_AFTER_S = 5.0
 
 
 class RunPolicy:
@@ -44,7 +44,7 @@ class RunPolicy:
         self._changed = asyncio.Event()
         if policy.mode == "abort":
             now = asyncio.get_running_loop().time()
-            # Forgotten at once: a call that is being cut off cannot be cut off again.
+            # A call that is being cut off cannot be cut off again.
             under_way, self._under_way = self._under_way, set()
             for call in under_way:
                 call.reschedule(now)
@@ -53,7 +53,7 @@ class RunPolicy:
         """Wait while the policy is paused.
 
         Raises:
-            PolicyPaused: It was paused for all this time.
+            PolicyPaused: The policy was paused for all this time.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -62,7 +62,7 @@ class RunPolicy:
         except TimeoutError:
             raise PolicyPaused(
                 f"The policy was paused for more than {timeout_s:g} s; the rollout is tried again.",
-                retry_after_s=_COME_BACK_S,
+                retry_after_s=_RETRY_AFTER_S,
             ) from None
 
     async def until_aborted(
@@ -92,7 +92,7 @@ class Policies:
     def of(self, run_id: UUID) -> RunPolicy:
         """Return the policy of a run."""
         known = self._runs.pop(run_id, None) or RunPolicy()
-        # The run that was used last stands last.
+        # The order is that of the last use: the first run is dropped.
         self._runs[run_id] = known
         if len(self._runs) > _MAX_RUNS:
             del self._runs[next(iter(self._runs))]
@@ -126,7 +126,7 @@ class PolicyClient:
         self._pause_wait_s = pause_wait_s
         self._endpoints: tuple[str, ...] | None = None
         self._client: ModelClient | None = None
-        self._at()
+        self._current_client()
 
     async def generate(
         self, messages: Sequence[Mapping[str, Any]], **options: Any
@@ -143,13 +143,13 @@ class PolicyClient:
                 wait_s = bounded_wait_s(self._pause_wait_s)
                 await off_the_clock(known.wait_unpaused(wait_s))
             began = known.current
-            call = partial(self._at().generate, messages, **options)
-            # What was streamed cannot be taken back, so such a call is not repeated.
+            call = partial(self._current_client().generate, messages, **options)
+            # Streamed deltas cannot be withdrawn, so a streamed call is not repeated.
             response = await (call() if "on_delta" in options else known.until_aborted(call))
             if response is not None:
                 return _stamped(response, began, known.current)
 
-    def _at(self) -> ModelClient:
+    def _current_client(self) -> ModelClient:
         current = self._policy.current
         endpoints = current.endpoints if current is not None else ()
         if self._client is None or endpoints != self._endpoints:

@@ -1,7 +1,7 @@
-"""Conversion between the library's trajectories and stored records; the only file that knows both.
+"""Conversion between the library's trajectories and stored records.
 
-Used by an attempt when it ends or fails, and to score a stored trajectory again. Must not: know the
-broker.
+Used by an attempt when it ends or fails, and for the scoring of a stored trajectory. Must not: know
+the broker or the payload store.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from pipeline.contract.trajectory import TrajectoryRecord
 from workers.core.trajectory import StepType, Trajectory, TrajectoryStep
 from workers.process.model_calls import ModelCalls
 
-#: Metadata that the record already holds in `tools` and `messages`.
+#: Metadata that the record holds in its fields `tools` and `messages`.
 _OWN_FIELDS = frozenset({"tools", "system_prompt"})
-#: Metadata of a reply's first step that the recorded call already holds.
+#: Metadata of a reply's first step that the recorded call holds.
 _IDS = "completion_token_ids"
 _ID_FIELDS = frozenset({"prompt_token_ids", _IDS})
 

@@ -23,8 +23,8 @@ from pipeline.settings import Settings
 from workers.process.attempt import Attempt
 from workers.process.endpoints import require_allowed_target
 
-#: Tries of one invocation: a container that is starting refuses the first ones. The session is the
-#: same, and its app runs a rollout once.
+#: Tries of one invocation: a container that is starting rejects the first ones. All tries name the
+#: same session, and its app runs a rollout once.
 _TRIES, _FIRST_WAIT_S = 3, 1.0
 
 

@@ -7,7 +7,6 @@ Must not: run an agent, or turn a failure into a value.
 from __future__ import annotations
 
 import asyncio
-import base64
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,11 +14,8 @@ from typing import Any
 from pipeline.contract.errors import (
     ContractError,
     ErrorClass,
-    MalformedMessage,
     RewardError,
     RolloutError,
-    ServiceUnavailable,
-    UnreadableBody,
     boundary,
 )
 from pipeline.contract.messages import (
@@ -29,13 +25,12 @@ from pipeline.contract.messages import (
     RewardPart,
     storable,
 )
-from pipeline.contract.trajectory import unpack_record
-from pipeline.queue.claim_checks import load_body, require_digest
 from pipeline.queue.payloads import PayloadStore
 from pipeline.redaction import NOTHING, Redactor
 from workers.core.trajectory import Trajectory
 from workers.process.exit_guard import guard_exits
-from workers.process.records import stop_reason_of, trajectory_of
+from workers.process.records import stop_reason_of
+from workers.process.stored_trajectory import read_trajectory
 from workers.rewards.registry import RewardResult, get_reward, score
 
 SCORING_TRIES = 3
@@ -111,7 +106,8 @@ async def rescore(
     scorer = Scorer(request.reward, request.reward_config, request.reward_timeout_s)
     outcome: dict[str, Any]
     try:
-        trajectory = await _load(request, payloads)
+        with boundary(RewardError, "no_trajectory"):
+            trajectory = await read_trajectory(request, payloads, label=request.label)
         value, parts = await scorer.score(trajectory, request.prompt)
         outcome = {
             "outcome": "succeeded",
@@ -129,29 +125,6 @@ async def rescore(
         part = scorer.failed(error.error_class)
         outcome = {"outcome": "failed", "error": record, "reward_parts": (part,)}
     return Completion(**request.identity, worker_id=worker_id, purpose="rescore", **outcome)
-
-
-async def _load(request: RescoreRequest, payloads: PayloadStore) -> Trajectory:
-    try:
-        if request.body_uri is not None:
-            body = await asyncio.to_thread(
-                load_body, request.body_uri, request.body_digest, payloads
-            )
-        else:
-            body = base64.b64decode(request.body)
-            require_digest(body, request.body_digest, of=request.label)
-        return trajectory_of(unpack_record(body, request.codec), request.label)
-    except (
-        MalformedMessage,
-        UnreadableBody,
-        ServiceUnavailable,
-        ValueError,
-        KeyError,
-        TypeError,
-    ) as error:
-        raise RewardError(
-            f"The stored trajectory cannot be read: {error}", code="no_trajectory"
-        ) from error
 
 
 def _parts(

@@ -26,7 +26,6 @@ from pipeline.contract.messages import (
     parse_message,
 )
 from pipeline.contract.policy import POLICIES
-from pipeline.queue.payloads import PayloadStore
 from pipeline.queue.signing import CANCEL, POLICY, REQUEST, Forged, Signer
 from workers.process.celery_hooks import TaskEnd, WorkerRequest
 from workers.process.execution import execute
@@ -41,7 +40,7 @@ log = logging.getLogger(__name__)
 #: Characters of an error's message in Flower, which keeps many tasks in memory.
 _MAX_MESSAGE_CHARS = 300
 
-#: Another delivery of the same task reports the outcome.
+#: The end of a second delivery; the first one reports the outcome.
 _DUPLICATE = TaskEnd("duplicate delivery, not run again", event=None)
 
 
@@ -51,12 +50,12 @@ def register_tasks(
     runtime: Runtime,
     loop: LoopThread,
     outbox: Outbox,
-    payloads: PayloadStore,
     signer: Signer,
     rejected: RejectedMessages,
     sends_events: bool,
 ) -> None:
     """Register the application's tasks, bound to the objects of this process."""
+    payloads = runtime.payloads  # opened now: opening it blocks
 
     @app.task(name=TASK_RUN, Request=WorkerRequest, send_events=sends_events)
     async def run(delivery: WorkerRequest, message: str, signature: str = "") -> TaskEnd:
@@ -64,7 +63,7 @@ def register_tasks(
             signer.check(message, signature, REQUEST)
             request = parse_message(RolloutRequest, message)
         except Forged as error:
-            # Send no completion: it would end an attempt that another worker may be running.
+            # A completion would end an attempt that another worker may be running, so none is sent.
             log.error("A request was rejected: %s", error)
             rejected.add(str(error), message)
             return TaskEnd(f"forged request: {error}", "task-failed")

@@ -1,7 +1,7 @@
 """A run's limiter as the model clients of attempts use it: waits do not use the agent's time.
 
-Made by the runtime. The waits of a call that came over HTTP are bounded, because its client gives
-up at some time. Must not: know the limits.
+Made by the model clients' cache. Waits of a call that came over HTTP are bounded, because its HTTP
+client has a timeout of its own. Must not: know the limits.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextvars import ContextVar
 
 from pipeline.contract.errors import ModelRateLimit
 from pipeline.limits.local_pause import LocalPause
-from pipeline.limits.run_limiter import RunLimiter
+from pipeline.limits.pool import RunLimiter
 from workers.gateway.rejections import LIMIT_WAIT
 from workers.llm.call_limits import CallLease
 from workers.process.agent_timeout import off_the_clock

@@ -1,7 +1,7 @@
 """Threads without which a worker must not go on: heartbeats, outbox, event loop.
 
-Used as the outermost block of such a thread. Without it an unforeseen error would end the thread
-alone, and the worker would take requests whose outcomes nobody learns.
+Used as the outermost block of such a thread. Otherwise an unexpected error would end the thread
+alone, and the worker would take requests without reporting their outcomes. Must not: hide an error.
 """
 
 from __future__ import annotations

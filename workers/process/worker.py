@@ -18,8 +18,6 @@ from celery import Celery, signals
 from celery.worker import state as celery_state
 
 from pipeline.contract.messages import Heartbeat
-from pipeline.limits.local_pause import LocalPauses
-from pipeline.limits.pool import LimiterPool
 from pipeline.queue.broker import Broker, broker_of
 from pipeline.queue.celery_app import make_celery_app
 from pipeline.queue.completions import OutcomePublisher
@@ -27,7 +25,6 @@ from pipeline.queue.payloads import open_payloads
 from pipeline.redaction import Redactor, redact_logs
 from pipeline.service import process_id
 from pipeline.settings import Settings
-from workers.llm.connections import close_connections
 from workers.process.celery_hooks import BatchedTaskEvents, LastAcknowledgements, ReserveFreePlaces
 from workers.process.endpoints import announced_endpoints
 from workers.process.heartbeats import Heartbeats, RejectedMessages
@@ -37,7 +34,6 @@ from workers.process.outbox import Outbox
 from workers.process.plugins import load_plugins
 from workers.process.runtime import Runtime, open_limits
 from workers.process.tasks import register_tasks, reserved_beats
-from workers.rewards.reward_processes import close_reward_processes
 from workers.sandbox.kinds import set_default_kind
 
 log = logging.getLogger(__name__)
@@ -65,19 +61,18 @@ def run_worker(settings: Settings, *, ready: Callable[[str], None] = lambda _: N
     broker = broker_of(settings)
     worker_id = process_id("worker")
     loop = LoopThread()
-    limits = open_limits(settings, worker_id)
     _warn_without_limits(settings)
     outbox = _open_outbox(broker, settings)
     runtime = Runtime(
         settings,
         worker_id,
-        limits=limits,
+        limits=open_limits(settings, worker_id),
         redactor=redactor,
         isolates=True,
         keep=outbox.put_frame,
     )
     rejected = RejectedMessages()
-    about = Heartbeat(
+    template = Heartbeat(
         worker_id=worker_id,
         sequence=0,
         capacity=settings.worker.concurrency,
@@ -88,7 +83,7 @@ def run_worker(settings: Settings, *, ready: Callable[[str], None] = lambda _: N
         OutcomePublisher(broker),
         loop,
         runtime.in_flight,
-        about=about,
+        template=template,
         waiting=lambda: (*reserved_beats(celery_state.reserved_requests), *outbox.beats()),
         activity=runtime.activity.snapshot,
         rejected=rejected,
@@ -98,13 +93,11 @@ def run_worker(settings: Settings, *, ready: Callable[[str], None] = lambda _: N
     app = make_celery_app(broker, queues=settings.worker.queues, lease_s=settings.lease.lease_s)
     steps = cast(Any, app.steps)["consumer"]
     steps.update((BatchedTaskEvents, LastAcknowledgements, ReserveFreePlaces))
-    payloads = open_payloads(settings)
     register_tasks(
         app,
         runtime=runtime,
         loop=loop,
         outbox=outbox,
-        payloads=payloads,
         signer=broker.signer,
         rejected=rejected,
         sends_events=broker.has_remote_control,
@@ -118,7 +111,7 @@ def run_worker(settings: Settings, *, ready: Callable[[str], None] = lambda _: N
     finally:
         outbox.close(timeout_s=_FLUSH_S)
         heartbeats.close()
-        _close_connections(loop, runtime, limits)
+        _close_connections(loop, runtime)
         if runtime.isolation is not None:
             runtime.isolation.close()
         loop.stop()
@@ -147,19 +140,12 @@ def _warn_without_limits(settings: Settings) -> None:
         )
 
 
-def _close_connections(
-    loop: LoopThread, runtime: Runtime, limits: LimiterPool | LocalPauses
-) -> None:
+def _close_connections(loop: LoopThread, runtime: Runtime) -> None:
     """Close the loop's connections; a server that does not answer must not delay the exit."""
 
     async def close() -> None:
         async with asyncio.timeout(_CLOSE_S):
-            await runtime.gateway.close()
-            await runtime.remote_sessions.close()
-            await runtime.mcp.close()
-            await limits.close()
-            await close_connections()
-            await close_reward_processes()
+            await runtime.close()
 
     try:
         loop.submit(close()).result(_CLOSE_S + 1)

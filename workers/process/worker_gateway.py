@@ -106,7 +106,7 @@ class WorkerGateway:
 
 
 def read_key(keys: GatewayKeys, text: str) -> GatewayKey:
-    """Return the content of a request's key.
+    """Return the content of the key of a request.
 
     Raises:
         Rejection: The key is not accepted.
@@ -135,9 +135,9 @@ class _RunningServer:
     async def socket_path(self) -> str:
         """Listen on a Unix socket in a folder of its own, and return its path."""
         if self._folder is None:
-            # Not below /tmp, which is a fresh one in every sandbox.
+            # Not below /tmp: every sandbox has a new one of its own.
             self._folder = tempfile.mkdtemp(prefix="rollout-gateway-", dir=temporary_place())
-            # Others may pass but not list: the sandbox's user reaches the socket by its name.
+            # Execute permission alone: the sandbox's user opens the socket by its name.
             os.chmod(self._folder, 0o711)
             path = os.path.join(self._folder, _SOCKET_NAME)
             await web.UnixSite(self._runner, path, backlog=_BACKLOG).start()

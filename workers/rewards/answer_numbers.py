@@ -58,7 +58,8 @@ def stated_number(text: str) -> Fraction | None:
         number = _after_equals(after.strip().split("\n", 1)[0])
         if number is not None:
             return number
-    return last_number(text)
+    last = deque(_numbers(text), maxlen=1)
+    return last[0] if last else None
 
 
 def last_boxed(text: str) -> str | None:
@@ -77,20 +78,10 @@ def last_boxed(text: str) -> str | None:
     return text[brace + 1 :]  # a token limit cut the answer off: use the part before
 
 
-def first_number(text: str) -> Fraction | None:
-    """Return the first number in a text."""
-    return next(_numbers(text), None)
-
-
-def last_number(text: str) -> Fraction | None:
-    """Return the last number in a text."""
-    found = deque(_numbers(text), maxlen=1)
-    return found[0] if found else None
-
-
 def _after_equals(text: str) -> Fraction | None:
-    number = first_number(text.rpartition("=")[2])
-    return first_number(text) if number is None else number
+    """Return the first number after the last `=`, else the first of all."""
+    number = next(_numbers(text.rpartition("=")[2]), None)
+    return next(_numbers(text), None) if number is None else number
 
 
 def _numbers(text: str) -> Iterator[Fraction]:

@@ -1,4 +1,4 @@
-"""A registered reward function: its inputs, its options, and where it runs.
+"""A registered reward function: its inputs, its options, and the context of its call.
 
 The registry makes it at registration, so scoring need not inspect signatures. Must not score.
 """
@@ -22,7 +22,7 @@ ALIASES = {"response_text": "response", "ground_truth": "answer"}
 
 
 class RunsIn(StrEnum):
-    """The place where a reward function is called."""
+    """The context in which a reward function is called."""
 
     LOOP = "loop"  #: async, or so cheap that a thread would cost more
     THREAD = "thread"

@@ -29,6 +29,12 @@ from workers.rewards.wire_values import Remote, Values, rebuild_exception, take_
 _PR_SET_DUMPABLE = 4
 _MOST_BYTES = 32 * 1024 * 1024
 _MOST_PRINTED = 1024 * 1024
+#: Operations that each process performs for the other one.
+_OPERATIONS: dict[str, Callable[..., Any]] = {
+    "call": lambda target, *args, **kwargs: target(*args, **kwargs),
+    "iter": iter,
+    "next": next,
+}
 
 
 class CandidateGone(BaseException):
@@ -175,13 +181,7 @@ def run_candidate(connection: socket.socket) -> None:
         os.dup2(null, fd)
     os.closerange(3, connection.fileno())
     os.closerange(connection.fileno() + 1, 256)
-    operations = {
-        "call": lambda target, *args, **kwargs: target(*args, **kwargs),
-        "iter": iter,
-        "next": next,
-        "attr": getattr,
-    }
-    peer = Peer(connection, operations)
+    peer = Peer(connection, {**_OPERATIONS, "attr": getattr})
     prompt, code, entry_point = peer.receive()
     module = _module("candidate")
     try:
@@ -204,7 +204,7 @@ def run_candidate(connection: socket.socket) -> None:
 
 def run_tests(job: Mapping[str, Any], connection: socket.socket) -> tuple[str, str]:
     """Run the tests against the candidate; returns the verdict and its reason."""
-    peer = Peer(connection, {"call": lambda f, *a, **k: f(*a, **k), "iter": iter, "next": next})
+    peer = Peer(connection, _OPERATIONS)
     module = _module("tests")
     peer.classes = _run_prompt(job["prompt"], module)
     try:

@@ -13,7 +13,6 @@ import contextlib
 import datetime
 import decimal
 import fractions
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 _SCALARS: frozenset[type] = frozenset((bool, int, float, str, type(None)))
@@ -61,7 +60,8 @@ class CandidateError(Exception):
 class Remote:
     """A proxy of an object in the other process; supports calls, iteration and attributes.
 
-    Two proxies are equal only if they are identical; the other process is not asked.
+    `values` is the `Peer` that sends the requests. Two proxies are equal only if they are
+    identical, because a comparison sends no request.
     """
 
     def __init__(self, values: Values, handle: int, name: str) -> None:
@@ -96,16 +96,6 @@ class Values:
         self._objects: list[Any] = []
         self.classes: dict[str, type] = {}
 
-    def ask(
-        self,
-        operation: str,
-        handle: int,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """Request an operation of the other end on one of its objects."""
-        raise NotImplementedError
-
     def encode(self, value: Any) -> Any:
         """Turn a value into JSON: plain data by content, anything else as a handle."""
         kind = type(value)
@@ -127,8 +117,7 @@ class Values:
             return ["i", kind.__name__, [[k, self.encode(v)] for k, v in vars(value).items()]]
         if isinstance(value, Remote) and value._values is self:
             return ["m", value._handle]
-        self._objects.append(value)
-        return ["H", len(self._objects) - 1, str(getattr(value, "__name__", kind.__name__))]
+        return ["H", self.add_object(value), str(getattr(value, "__name__", kind.__name__))]
 
     def decode(self, data: Any) -> Any:
         """Rebuild a value from built-in types, shared classes and handles."""

@@ -1,1 +1,1 @@
-"""Where untrusted commands run."""
+"""Sandboxes, in which untrusted commands run."""

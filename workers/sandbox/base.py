@@ -30,7 +30,7 @@ class SandboxFailure(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class SandboxLimits:
-    """Limits of each command; `disk_bytes` alone is one of the sandbox's whole life.
+    """Limits of each command; only `disk_bytes` is a limit of all commands together.
 
     Args:
         wall_s: Longest wall-clock time of a command, and its default.
@@ -39,7 +39,7 @@ class SandboxLimits:
         processes: Processes and threads at one time.
         output_bytes: Bytes kept of each of stdout and stderr; head and tail survive a cut.
         file_bytes: Largest file a process may write, and the largest one read back.
-        disk_bytes: Bytes that the sandbox's folders may hold beyond what they held at first.
+        disk_bytes: Bytes that commands may add to the sandbox's folders.
     """
 
     wall_s: float = 60.0
@@ -80,19 +80,16 @@ class CommandResult:
 
 
 class Sandbox(ABC):
-    """A place where untrusted commands run on a directory of their own.
+    """A confined environment in which untrusted commands run on a directory of their own.
 
-    `local_files` is the root as a directory of this machine; None where it is elsewhere.
+    `root` is the directory to which commands and files are relative, as the commands see it.
+    `local_files` is the root as a directory of this machine; None if the root is elsewhere.
     `search_path` is a folder that comes first in the PATH of all commands; empty for none.
     """
 
+    root: str
     local_files: ConfinedFolder | None = None
     search_path: str = ""
-
-    @property
-    @abstractmethod
-    def root(self) -> str:
-        """The directory that commands and files are relative to, as the commands see it."""
 
     @abstractmethod
     async def run(

@@ -9,7 +9,6 @@ bubblewrap, whatever fails.
 from __future__ import annotations
 
 import functools
-import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -25,44 +24,41 @@ class BubblewrapSandbox(ConfinedSandbox):
 
     def namespaces(self, view: FileView) -> list[str]:
         """Return bubblewrap with its options."""
-        return _namespaces(view, self.workspace.root) + _identity(self.workspace.user)
+        argv = [
+            shutil.which("bwrap") or "bwrap",
+            "--die-with-parent", "--json-status-fd", "{status_fd}", "--cap-drop", "ALL",
+            "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-net",
+            "--unshare-cgroup-try", "--hostname", "sandbox", "--unsetenv", reaper.MARK,
+        ]  # fmt: skip
+        for path in view.system:
+            argv += ["--ro-bind", path, path]
+        for path, target in view.links.items():
+            argv += ["--symlink", target, path]
+        argv += ["--proc", "/proc", "--dev", "/dev", "--size", str(TMP_BYTES), "--perms", "1777"]
+        argv += ["--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
+        if view.tmp is None:
+            argv += ["--size", str(TMP_BYTES), "--perms", "1777", "--tmpfs", "/tmp"]
+        else:
+            argv += ["--bind", str(view.tmp), "/tmp"]
+        argv += ["--ro-bind", str(view.etc), "/etc"]
+        argv += ["--ro-bind-try", ETC_MOUNTED, ETC_MOUNTED]
+        for path in view.readable:
+            argv += [*_parents(path), "--ro-bind-try", path, path]
+        argv += [*_parents(self.root), "--bind", self.root, self.root]
+        return [*argv, "--chdir", "/", "--remount-ro", "/", *_identity(self.workspace.user)]
 
 
-def _namespaces(view: FileView, root: Path) -> list[str]:
-    words = [
-        shutil.which("bwrap") or "bwrap",
-        "--die-with-parent", "--json-status-fd", "{status_fd}", "--cap-drop", "ALL",
-        "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-net", "--unshare-cgroup-try",
-        "--hostname", "sandbox", "--unsetenv", reaper.MARK,
-    ]  # fmt: skip
-    for path in view.system:
-        words += ["--ro-bind", path, path]
-    for path, target in view.links.items():
-        words += ["--symlink", target, path]
-    words += ["--proc", "/proc", "--dev", "/dev", "--size", str(TMP_BYTES), "--perms", "1777"]
-    words += ["--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
-    if view.tmp is None:
-        words += ["--size", str(TMP_BYTES), "--perms", "1777", "--tmpfs", "/tmp"]
-    else:
-        words += ["--bind", str(view.tmp), "/tmp"]
-    words += ["--ro-bind", str(view.etc), "/etc"]
-    words += ["--ro-bind-try", ETC_MOUNTED, ETC_MOUNTED]
-    for path in view.readable:
-        words += [*_parents(path), "--ro-bind-try", path, path]
-    words += [*_parents(root), "--bind", str(root), str(root)]
-    return [*words, "--chdir", "/", "--remount-ro", "/"]
+def _parents(path: str) -> list[str]:
+    """Return the options that make the folders above a mount point.
 
-
-def _parents(path: str | os.PathLike[str]) -> list[str]:
-    """Return the words that make the folders above a mount point.
-
-    Those that bubblewrap makes by itself are closed to other users.
+    Folders that bubblewrap makes by itself are closed to other users.
     """
     above = [str(folder) for folder in reversed(Path(path).parents[:-1])]
-    return [word for folder in above if folder != "/tmp" for word in ("--dir", folder)]
+    return [option for folder in above if folder != "/tmp" for option in ("--dir", folder)]
 
 
 def _identity(user: SandboxUser | None) -> list[str]:
+    """Return the last options, and the program that switches to the sandbox's user."""
     if user is None:
         return ["--unshare-user", "--"]
     uid = str(user.uid)

@@ -1,15 +1,14 @@
-"""Runs one child process to its end: bounded output, a wall clock, and a kill of what it started.
+"""Runs one child process to its end: bounded output, a time limit, a kill of its descendants.
 
-Called by the local sandboxes, on any event loop in any thread. It waits for the exit by a pidfd and
+Called by the local sandboxes, on any event loop in any thread. The exit is awaited by a pidfd and
 not by asyncio's child watchers, which reap a child before its process group can be killed safely.
-Must not know what the command is, or which sandbox runs it.
+Must not know the command, or the sandbox that runs it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import os
 import signal
 import subprocess
@@ -17,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from workers.sandbox.base import (
     DISK_FULL_EXIT_CODE,
@@ -27,23 +26,20 @@ from workers.sandbox.base import (
     SandboxFailure,
     SandboxLimits,
 )
-from workers.sandbox.capture import BoundedCapture
+from workers.sandbox.child_pipes import PipeReader, PipeWriter, make_status_pipe
 from workers.sandbox.disk_quota import DiskQuota
 from workers.sandbox.process_table import tree_memory
 
-#: Of commands: the worker's event loop must stay ahead of what it runs.
+#: Niceness of commands, below which the worker's event loop has priority.
 NICENESS = 5
 _SETTLE_S = 5.0
 _CHECK_S = 0.25
-_CHUNK = 256 * 1024
 _STATUS_BYTES = 4096
-#: Scripts use single digits for descriptors of their own.
-_FIRST_STATUS_FD = 10
 
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """What to start.
+    """The process to start.
 
     Args:
         argv: Program and arguments; `{status_fd}` in it is replaced by the status pipe's number.
@@ -64,7 +60,7 @@ class ChildSpec:
 
 
 class FinishedChild(NamedTuple):
-    """How a child ended, and its report on the status pipe.
+    """The end of a child, and its report on the status pipe.
 
     Args:
         result: The command's result.
@@ -83,17 +79,17 @@ async def run_child(
     *,
     stdin: bytes | None,
     timeout_s: float | None,
-    quota: DiskQuota | None = None,
+    quota: DiskQuota,
 ) -> FinishedChild:
-    """Run a child until it ends or its time is over; nothing it started is left behind.
+    """Run a child until it ends or its time is over; none of its descendants outlives the call.
 
     A child whose processes together hold more than `limits.memory_bytes`, or that uses up the
     quota, is killed as well. That is checked every quarter of a second, so for that long it may use
     more. The quota is also checked at the end.
 
     Args:
-        spec: What to start.
-        limits: What it may use.
+        spec: The process to start.
+        limits: Its limits.
         stdin: Bytes to feed; None is an empty input.
         timeout_s: Wall-clock time, bounded by `limits.wall_s`, its default.
         quota: The disk quota of the sandbox.
@@ -103,7 +99,7 @@ async def run_child(
     """
     started = time.monotonic()
     wall_s = limits.bound_wall_s(timeout_s)
-    disk_bytes = quota.allowed_bytes if quota else 0
+    disk_bytes = quota.allowed_bytes
     child = _Child(spec, limits.output_bytes, stdin)
     excess: _Excess | None = None
     try:
@@ -111,16 +107,16 @@ async def run_child(
             running_s = time.monotonic() - started
             if running_s >= wall_s:
                 excess = _Excess.TIME
-            elif child.memory() > limits.memory_bytes:
+            elif tree_memory(child.pid) > limits.memory_bytes:
                 excess = _Excess.MEMORY
-            elif quota and await quota.is_exceeded(disk_bytes, child.pid, running_s):
+            elif await quota.is_exceeded(disk_bytes, child.pid, running_s):
                 excess = _Excess.DISK
             if excess:
                 break
     finally:
         await child.end()
     duration_s = time.monotonic() - started
-    if quota and not excess and await quota.is_exceeded(disk_bytes, 0, duration_s, has_ended=True):
+    if not excess and await quota.is_exceeded(disk_bytes, 0, duration_s, has_ended=True):
         excess = _Excess.DISK
     return child.finished(excess, limits, duration_s)
 
@@ -145,59 +141,6 @@ class _Excess(Enum):
         return ""
 
 
-class _Reader:
-    """Reads one of a child's pipes into a capture, until its last writer closes it."""
-
-    def __init__(self, file: Any, limit: int) -> None:
-        self.capture = BoundedCapture(limit)
-        self.closed = asyncio.Event()
-        self._file = file
-        self._loop = asyncio.get_running_loop()
-        os.set_blocking(file.fileno(), False)
-        self._loop.add_reader(file.fileno(), self._read)
-
-    def close(self) -> None:
-        """Stop reading; a writer that goes on gets SIGPIPE."""
-        if not self._file.closed:
-            self._loop.remove_reader(self._file.fileno())
-            self._file.close()
-            self.closed.set()
-
-    def _read(self) -> None:
-        data = self._file.read(_CHUNK)
-        if data is None:  # another callback has emptied the pipe
-            return
-        self.capture.add(data)
-        if not data or self.capture.is_flooded:
-            self.close()
-
-
-class _Writer:
-    """Writes a child's input into its pipe and closes it."""
-
-    def __init__(self, file: Any, data: bytes) -> None:
-        self._file = file
-        self._pending = memoryview(data)
-        self._loop = asyncio.get_running_loop()
-        os.set_blocking(file.fileno(), False)
-        self._loop.add_writer(file.fileno(), self._write)
-
-    def close(self) -> None:
-        """Stop writing."""
-        if not self._file.closed:
-            self._loop.remove_writer(self._file.fileno())
-            self._file.close()
-
-    def _write(self) -> None:
-        try:
-            written = self._file.write(self._pending[:_CHUNK])
-        except BrokenPipeError:  # a command need not read its input
-            written = len(self._pending)
-        self._pending = self._pending[written or 0 :]
-        if not self._pending:
-            self.close()
-
-
 class _Child:
     """A running child with its pipes on the current event loop."""
 
@@ -205,10 +148,10 @@ class _Child:
         self._kill = spec.kill
         self._has_exited = False
         self._process, status = _start(spec, has_stdin=stdin is not None)
-        self._stdout = _Reader(self._process.stdout, output_bytes)
-        self._stderr = _Reader(self._process.stderr, output_bytes)
-        self._status = _Reader(status, _STATUS_BYTES) if status else None
-        self._stdin = None if stdin is None else _Writer(self._process.stdin, stdin)
+        self._stdout = PipeReader(self._process.stdout, output_bytes)
+        self._stderr = PipeReader(self._process.stderr, output_bytes)
+        self._status = PipeReader(status, _STATUS_BYTES) if status else None
+        self._stdin = None if stdin is None else PipeWriter(self._process.stdin, stdin)
 
     @property
     def pid(self) -> int:
@@ -217,20 +160,14 @@ class _Child:
 
     async def wait_exited(self, timeout_s: float) -> bool:
         """Wait until the child itself has exited; returns whether it has."""
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await _wait_exit(self._process.pid)
             self._has_exited = True
-        except TimeoutError:
-            pass
         return self._has_exited
 
-    def memory(self) -> int:
-        """Return the bytes that the child and what it started hold together."""
-        return tree_memory(self._process.pid)
-
     async def end(self) -> None:
-        """Kill what is left, reap the child, and close the pipes."""
+        """Kill the remaining processes, reap the child, and close the pipes."""
         readers = [self._stdout, self._stderr, *([self._status] if self._status else ())]
         try:
             # Before the reaping: until then the pid, and the group of its name, cannot be reused.
@@ -252,7 +189,7 @@ class _Child:
     def finished(
         self, excess: _Excess | None, limits: SandboxLimits, duration_s: float
     ) -> FinishedChild:
-        """Return the outcome, once `end` is through."""
+        """Return the outcome, after `end`."""
         out, err = self._stdout.capture, self._stderr.capture
         code, stderr = self._process.returncode, err.text()
         code = code if code >= 0 else 128 - code
@@ -271,12 +208,12 @@ class _Child:
 
 
 def _start(spec: ChildSpec, *, has_stdin: bool) -> tuple[subprocess.Popen[bytes], BinaryIO | None]:
-    """Start the child; returns it, and the status pipe's end that is read."""
+    """Start the child; return the child, and the read end of the status pipe."""
     status, status_fd, argv = None, -1, spec.argv
     try:
         if spec.has_status:
-            status, status_fd = _status_pipe()
-            argv = [word.replace("{status_fd}", str(status_fd)) for word in argv]
+            status, status_fd = make_status_pipe()
+            argv = [argument.replace("{status_fd}", str(status_fd)) for argument in argv]
         process = subprocess.Popen(
             argv,
             bufsize=0,
@@ -301,19 +238,6 @@ def _start(spec: ChildSpec, *, has_stdin: bool) -> tuple[subprocess.Popen[bytes]
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
     return process, status
-
-
-def _status_pipe() -> tuple[BinaryIO, int]:
-    """Return a pipe's end to read, and one to write whose number no script uses."""
-    read_fd, write_fd = os.pipe()
-    try:
-        moved = fcntl.fcntl(write_fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_STATUS_FD)
-    except OSError:
-        os.close(read_fd)
-        raise
-    finally:
-        os.close(write_fd)
-    return open(read_fd, "rb", buffering=0), moved
 
 
 async def _wait_exit(pid: int) -> None:

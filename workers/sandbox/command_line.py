@@ -33,14 +33,14 @@ def limited_command(
 
     Args:
         command: A string for the shell, or an argument vector.
-        limits: What the command may use.
+        limits: Limits of the command.
         cwd: Directory to change to first; the command ends with 126 if it is not there.
         processes: Overrides `limits.processes`.
     """
     # For an argument vector the plain sh, often a smaller program, is enough.
     shell = find_shell() if isinstance(command, str) else "/bin/sh"
     prelude = _ulimits(limits, shell, processes or limits.processes)
-    # Not in the environment, where each program before the command would load the locale in vain.
+    # The locale is no part of the environment, because programs before the command would load it.
     prelude += 'export LANG="${LANG-C.UTF-8}";'
     prelude += f"cd -- {shlex.quote(cwd)} || exit 126;"
     if isinstance(command, str):

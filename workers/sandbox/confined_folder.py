@@ -1,4 +1,4 @@
-"""Files under one directory and no others, whatever a path says or another process does.
+"""Files under one directory and no others, for any path and against any other process.
 
 Used by the local sandboxes, the file editor and the search tool. Every path is walked one name at a
 time from an open directory. The kernel never follows a symbolic link, so no `..`, absolute path,
@@ -76,7 +76,7 @@ class ConfinedFolder:
             os.close(fd)
 
     def write(self, path: str, data: bytes, *, make_folders: bool = False) -> None:
-        """Put a file in place whole; readers see the old content or the new, nothing between.
+        """Write a file as a whole; readers see the old content or the new content.
 
         The new file has the old one's mode and owner, or its directory's owner.
 
@@ -142,7 +142,7 @@ class ConfinedFolder:
 
 
 class _Walk:
-    """The stack of open directories from the root to where a path has led so far."""
+    """The stack of open directories from the root to the current position in a path."""
 
     def __init__(self, root: Path, path: str, make_folders: bool) -> None:
         self._root = root
@@ -182,12 +182,12 @@ class _Walk:
         """Return the names of a path, last first; an absolute one restarts at the root."""
         if "\0" in path:
             raise OSError(errno.EINVAL, "The path holds a NUL byte", path)
-        words = PurePosixPath(path)
-        if words.is_absolute():
-            if not words.is_relative_to(self._root):
+        names = PurePosixPath(path)
+        if names.is_absolute():
+            if not names.is_relative_to(self._root):
                 raise OutsideRoot(self._path)
-            words = words.relative_to(self._root)
-        return [name for name in reversed(words.parts) if name != "."]
+            names = names.relative_to(self._root)
+        return [name for name in reversed(names.parts) if name != "."]
 
     def _step_up(self) -> None:
         if len(self._stack) == 1:

@@ -33,6 +33,8 @@ from workers.sandbox.base import (
 )
 from workers.sandbox.capture import MOST_READ_BYTES, BoundedCapture
 
+DEFAULT_IMAGE = "python:3.11-slim"
+DEFAULT_LIFETIME_S = 4 * 3600.0
 #: Labels of every container made here.
 OWNER_LABEL = "rollout-sandbox-owner"
 EXPIRES_LABEL = "rollout-sandbox-expires"
@@ -57,7 +59,7 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(slots=True)
 class Execution:
-    """One command in a container, its output so far, and whether it was asked to stop.
+    """One command in a container, its output so far, and the request to stop it.
 
     `interrupt` is set by the thread that waits for output, and ends that wait.
     """
@@ -85,19 +87,14 @@ class ContainerSandbox(Sandbox):
 
     Args:
         root: Directory in the container that commands and files are relative to.
-        limits: What a command may use; memory and processes bound the container as a whole.
+        limits: Limits of a command; memory and processes bound the container as a whole.
     """
 
     def __init__(self, root: str, limits: SandboxLimits) -> None:
-        self._root = root
+        self.root = root
         self._limits = limits
         self._one_at_a_time = asyncio.Lock()
         self._closed = False
-
-    @property
-    def root(self) -> str:
-        """The working directory in the container."""
-        return self._root
 
     async def run(
         self,
@@ -116,9 +113,9 @@ class ContainerSandbox(Sandbox):
         # A fixed number of bytes: not every protocol can say where an input ends.
         feed = "" if stdin is None else f"head -c {len(stdin)} | "
         path = shlex.quote(self.search_path)
-        words = [f"PATH={path}:$PATH; export PATH"] if self.search_path else []
-        words += [*_ulimits(self._limits), f"cd -- {folder} || exit 126", feed + _RUN_ALONE]
-        script = "; ".join(words)
+        steps = [f"PATH={path}:$PATH; export PATH"] if self.search_path else []
+        steps += [*_ulimits(self._limits), f"cd -- {folder} || exit 126", feed + _RUN_ALONE]
+        script = "; ".join(steps)
         async with self._one_at_a_time:
             return await self._run(["sh", "-c", script, "sh", *argv], stdin, timeout_s)
 
@@ -148,8 +145,8 @@ class ContainerSandbox(Sandbox):
     async def close(self) -> None:
         """Remove the container; closing twice is harmless.
 
-        A container that cannot be removed is logged, and is no error: it ends by itself and is
-        removed as a leftover, and the results of its commands hold.
+        A container that cannot be removed is logged, and is no error: the container ends by itself
+        and is removed as a leftover. The results of its commands are valid.
         """
         if self._closed:
             return
@@ -166,15 +163,15 @@ class ContainerSandbox(Sandbox):
         Fills the captures; returns soon after `stop` is called.
 
         Raises:
-            SandboxFailure: The container or its API is gone.
+            SandboxFailure: The container ended, or its API does not answer.
         """
 
     @abstractmethod
     def _remove(self) -> None:
-        """Remove the container; one that is gone is no error. Called in a thread.
+        """Remove the container; a missing container is no error. Called in a thread.
 
         Raises:
-            SandboxFailure: It could not be removed.
+            SandboxFailure: The container could not be removed.
         """
 
     async def _run(
@@ -212,7 +209,7 @@ class ContainerSandbox(Sandbox):
         except TimeoutError:
             raise SandboxFailure("The sandbox does not answer any more.") from None
         finally:
-            # Not earlier: the thread would return while the command goes on.
+            # An earlier stop would end the thread while the command goes on.
             execution.stop()
         if running.done() and not running.cancelled():
             running.exception()  # retrieved, so that asyncio does not log it
@@ -235,7 +232,7 @@ class ContainerSandbox(Sandbox):
         return Execution(argv, stdin, BoundedCapture(output_bytes), BoundedCapture(output_bytes))
 
     def _path(self, path: str) -> str:
-        return posixpath.normpath(posixpath.join(self._root, path))
+        return posixpath.normpath(posixpath.join(self.root, path))
 
 
 async def in_thread(function: Callable[..., ResultT], *args: Any) -> ResultT:

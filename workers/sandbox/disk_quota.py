@@ -18,15 +18,15 @@ from workers.sandbox.process_table import unlinked_files
 
 #: A longer command is also measured after this time: not every file system reports its free space
 #: at once.
-_OLDEST_S = 5.0
+_MAX_AGE_S = 5.0
 #: While a command runs, measurements take at most this share of the time.
-_LOAD = 0.05
+_MAX_LOAD = 0.05
 #: An empty file or folder counts too: file systems run out of them.
-_LEAST_BYTES = 4096
+_MIN_ENTRY_BYTES = 4096
 
 
 class DiskQuota:
-    """The bytes that a sandbox's folders may hold beyond what they held when it was opened.
+    """The limit of the bytes that commands may add to a sandbox's folders.
 
     Args:
         folders: The folders that commands can write to.
@@ -45,9 +45,9 @@ class DiskQuota:
 
     @property
     def allowed_bytes(self) -> int:
-        """Most bytes that the folders may hold while a command that starts now runs.
+        """The limit for a command that starts now.
 
-        With a used-up quota they may hold as much as they do, so that a command can delete files.
+        With a used-up quota the limit is the present use, so that a command can delete files.
         """
         return max(self.limit_bytes, self._used)
 
@@ -70,7 +70,7 @@ class DiskQuota:
         self._most_free = self._free_bytes()
         self._used = max(0, await asyncio.to_thread(self._measure, pid) - self._base)
         self._measured_at = time.monotonic()
-        self._next_at = self._measured_at + (self._measured_at - begun) / _LOAD
+        self._next_at = self._measured_at + (self._measured_at - begun) / _MAX_LOAD
         return self._used > allowed_bytes
 
     def _is_due(self, allowed_bytes: int, running_s: float, has_ended: bool) -> bool:
@@ -84,7 +84,7 @@ class DiskQuota:
         # Bytes written since the last measurement are missing from the file system's free space.
         if self._used + self._most_free - free > allowed_bytes:
             return True
-        return running_s > _OLDEST_S and now > self._measured_at + _OLDEST_S
+        return running_s > _MAX_AGE_S and now > self._measured_at + _MAX_AGE_S
 
     def _free_bytes(self) -> int:
         found = [os.statvfs(folder) for folder in self._folders if os.path.isdir(folder)]
@@ -103,7 +103,7 @@ class DiskQuota:
                             if (found.st_dev, found.st_ino) in linked:
                                 continue
                             linked.add((found.st_dev, found.st_ino))
-                        used += max(found.st_blocks * 512, _LEAST_BYTES)
+                        used += max(found.st_blocks * 512, _MIN_ENTRY_BYTES)
                         if stat.S_ISDIR(found.st_mode):
                             waiting.append(entry.path)
             except FileNotFoundError:  # it was deleted meanwhile

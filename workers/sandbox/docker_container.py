@@ -16,6 +16,8 @@ from typing import Any
 
 from workers.sandbox.base import SandboxFailure, SandboxLimits
 from workers.sandbox.container import (
+    DEFAULT_IMAGE,
+    DEFAULT_LIFETIME_S,
     OWNER_LABEL,
     ContainerSandbox,
     Execution,
@@ -24,8 +26,6 @@ from workers.sandbox.container import (
     owner_labels,
 )
 
-DEFAULT_IMAGE = "python:3.11-slim"
-DEFAULT_LIFETIME_S = 4 * 3600.0
 _API_TIMEOUT_S = 60
 _CHUNK = 64 * 1024
 #: Text of docker's refusal of a quota: overlay2 has quotas only on XFS mounted with `pquota`.
@@ -44,8 +44,8 @@ class DockerSandbox(ContainerSandbox):
     async def start(
         cls,
         *,
-        root: str = "/workspace",
-        limits: SandboxLimits | None = None,
+        root: str,
+        limits: SandboxLimits,
         image: str = DEFAULT_IMAGE,
         base_url: str | None = None,
         network: bool = False,
@@ -58,10 +58,10 @@ class DockerSandbox(ContainerSandbox):
 
         Args:
             root: Working directory in the container; made if it is not there.
-            limits: What commands may use; memory and processes bound the container, and the disk
+            limits: Limits of commands; memory and processes bound the container, and the disk
                 does where docker's storage driver can.
             image: Image to start; it must have a shell and `sleep`.
-            base_url: Where docker listens; None reads DOCKER_HOST and its like.
+            base_url: Address of docker; None reads DOCKER_HOST and related variables.
             network: Whether the container gets the default network.
             user: User to run as; None is the image's own.
             cpus: CPUs the container may use.
@@ -71,13 +71,16 @@ class DockerSandbox(ContainerSandbox):
         Raises:
             SandboxFailure: The container would not start.
         """
-        limits = limits or SandboxLimits()
-        options = _container_options(limits, network, cpus)
-        wanted = {**(labels or {}), **owner_labels(lifetime_s)}
+        container = {
+            "image": image,
+            "command": ["sleep", str(int(lifetime_s))],
+            "working_dir": root,
+            "labels": {**(labels or {}), **owner_labels(lifetime_s)},
+            "user": user,
+        }
+        host_config = _host_config(limits, network, cpus)
         try:
-            return await in_thread(
-                cls._start, base_url, image, root, limits, options, wanted, user, lifetime_s
-            )
+            return await in_thread(cls._start, base_url, root, limits, container, host_config)
         except SandboxFailure:
             raise
         except Exception as error:  # the client raises its own, requests' and urllib3's errors
@@ -90,27 +93,15 @@ class DockerSandbox(ContainerSandbox):
     def _start(
         cls,
         base_url: str | None,
-        image: str,
         root: str,
         limits: SandboxLimits,
-        options: dict[str, Any],
-        labels: dict[str, str],
-        user: str | None,
-        lifetime_s: float,
+        container: dict[str, Any],
+        host_config: dict[str, Any],
     ) -> DockerSandbox:
         client = _connect(base_url)
         try:
             _remove_leftovers(client)
-            created = _create(
-                client,
-                options,
-                limits.disk_bytes,
-                image=image,
-                command=["sleep", str(int(lifetime_s))],
-                working_dir=root,
-                labels=labels,
-                user=user,
-            )
+            created = _create(client, container, host_config, limits.disk_bytes)
             sandbox = cls(client, created["Id"], root, limits)
             try:
                 client.start(created["Id"])
@@ -180,21 +171,25 @@ def _connect(base_url: str | None) -> Any:
     return docker.from_env(timeout=_API_TIMEOUT_S, version="auto").api
 
 
-def _create(client: Any, options: dict[str, Any], disk_bytes: int, **arguments: Any) -> Any:
+def _create(
+    client: Any, container: dict[str, Any], host_config: dict[str, Any], disk_bytes: int
+) -> Any:
     """Create a container, with a disk quota where docker's storage can hold one."""
     from docker.errors import APIError
 
     # For other drivers the size includes the image, which may be larger than the quota.
     if client.info().get("Driver") == "overlay2":
-        quota = {"storage_opt": {"size": str(disk_bytes)}}
+        with_quota = {**host_config, "storage_opt": {"size": str(disk_bytes)}}
         try:
             return client.create_container(
-                host_config=client.create_host_config(**options, **quota), **arguments
+                **container, host_config=client.create_host_config(**with_quota)
             )
         except APIError as error:
             if _NO_QUOTA not in str(error):
                 raise
-    return client.create_container(host_config=client.create_host_config(**options), **arguments)
+    return client.create_container(
+        **container, host_config=client.create_host_config(**host_config)
+    )
 
 
 def _remove_leftovers(client: Any) -> None:
@@ -205,7 +200,7 @@ def _remove_leftovers(client: Any) -> None:
                 client.remove_container(found["Id"], force=True, v=True)
 
 
-def _container_options(limits: SandboxLimits, network: bool, cpus: float) -> dict[str, Any]:
+def _host_config(limits: SandboxLimits, network: bool, cpus: float) -> dict[str, Any]:
     return {
         "init": True,
         "network_mode": "default" if network else "none",

@@ -23,12 +23,12 @@ TMP_BYTES = 256 * 1024**2
 #: The only folder of the system's /etc that commands see: links of the package manager.
 ETC_MOUNTED = "/etc/alternatives"
 _ETC_COPIED = ("ld.so.cache", "localtime")
-_SYSTEM_FOLDERS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+_SYSTEM_FOLDERS = tuple(map(Path, ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")))
 
 
 @dataclass(frozen=True, slots=True)
 class FileView:
-    """Each path is mounted under its own name.
+    """The mounts of a sandbox; each path is mounted under its own name.
 
     Args:
         system: Folders of the system, read-only.
@@ -100,14 +100,13 @@ def _make_etc(workspace: Workspace) -> Path:
 
 @functools.cache
 def _system_folders() -> list[str]:
-    folders = [Path("/", name) for name in _SYSTEM_FOLDERS]
-    return ["/usr", *(str(path) for path in folders if path.is_dir() and not path.is_symlink())]
+    folders = [path for path in _SYSTEM_FOLDERS if path.is_dir() and not path.is_symlink()]
+    return ["/usr", *map(str, folders)]
 
 
 @functools.cache
 def _system_links() -> dict[str, str]:
-    folders = [Path("/", name) for name in _SYSTEM_FOLDERS]
-    return {str(path): os.readlink(path) for path in folders if path.is_symlink()}
+    return {str(path): os.readlink(path) for path in _SYSTEM_FOLDERS if path.is_symlink()}
 
 
 @functools.cache

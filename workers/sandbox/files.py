@@ -110,5 +110,5 @@ Files = LocalFiles | ContainerFiles
 
 def files_of(sandbox: Sandbox) -> Files:
     """Return the files of a sandbox."""
-    folder = getattr(sandbox, "local_files", None)
+    folder = sandbox.local_files
     return ContainerFiles(sandbox) if folder is None else LocalFiles(folder)

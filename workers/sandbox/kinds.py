@@ -1,4 +1,4 @@
-"""Chooses the kind of a sandbox and opens it.
+"""Chooses the kind of a sandbox and opens the sandbox.
 
 Called by the tools, the rewards, the agents and `rollout doctor`; the only module that knows every
 kind. Must not replace a kind that was asked for by name, and must not choose a kind that leaves
@@ -27,7 +27,9 @@ from workers.sandbox.process import ProcessSandbox
 
 LocalKind = Literal["auto", "bubblewrap", "namespaces", "process"]
 SandboxKind = LocalKind | Literal["docker", "k8s"]
-KINDS = (*get_args(LocalKind), "docker", "k8s")
+#: The kinds that run elsewhere than on this machine's file system.
+CONTAINER_KINDS = ("docker", "k8s")
+KINDS = (*get_args(LocalKind), *CONTAINER_KINDS)
 
 #: The kinds that confine, best first, with the program that each needs.
 _CONFINING: dict[str, tuple[type[ConfinedSandbox], str]] = {
@@ -61,7 +63,7 @@ class LocalChoice:
     Args:
         kind: The kind of sandbox; None: commands are refused.
         confines: A description of the confinement, for people.
-        obstacles: Why a better kind does not run here, by its name.
+        obstacles: Kind to the reason why it does not run here, for better kinds.
     """
 
     kind: str | None
@@ -88,13 +90,13 @@ async def open_sandbox(
         kind: `auto` is the kind of `set_default_kind`, or else of `choose_local`.
         root: Directory to work in, which must exist; None makes one for as long as the sandbox is
             open. For `docker` and `k8s` it is a path inside the container.
-        limits: What a command may use.
+        limits: Limits of a command.
         **options: `readable` for bubblewrap and namespaces; the arguments of
             `DockerSandbox.start` or `KubernetesSandbox.start`.
 
     Raises:
-        SandboxFailure: The sandbox would not start, or nothing here would confine its commands;
-            the message gives the reason and the remedy.
+        SandboxFailure: The sandbox would not start, or no kind here confines its commands; the
+            message gives the reason and the remedy.
         ValueError: No such kind.
     """
     limits = limits or SandboxLimits()
@@ -155,7 +157,7 @@ def _probe(kind: str) -> str:
             with contextlib.closing(sandbox.workspace):
                 child = sandbox.child_of(["true"], ".", None)
                 ended = subprocess.run(
-                    [word.replace("{status_fd}", "2") for word in child.argv],
+                    [argument.replace("{status_fd}", "2") for argument in child.argv],
                     env=child.env,
                     cwd=child.cwd,
                     stdin=subprocess.DEVNULL,
@@ -193,8 +195,8 @@ def _choose() -> str:
     reasons = "; ".join(f"{kind}: {reason}" for kind, reason in choice.obstacles.items())
     if choice.kind is None:
         raise SandboxFailure(
-            "The sandbox was refused: nothing on this machine would confine what a model wrote "
-            f"({reasons}), and it would run with all rights of this user. {_REMEDY}"
+            "The sandbox was refused: no kind of sandbox confines a model's commands here "
+            f"({reasons}), and they would run with all rights of this user. {_REMEDY}"
         )
     if choice.kind == "process":
         _warn_once(reasons)

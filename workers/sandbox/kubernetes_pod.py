@@ -17,6 +17,8 @@ from typing import Any
 
 from workers.sandbox.base import SandboxFailure, SandboxLimits
 from workers.sandbox.container import (
+    DEFAULT_IMAGE,
+    DEFAULT_LIFETIME_S,
     OWNER_LABEL,
     ContainerSandbox,
     Execution,
@@ -25,15 +27,13 @@ from workers.sandbox.container import (
     owner_labels,
 )
 
-DEFAULT_IMAGE = "python:3.11-slim"
-DEFAULT_LIFETIME_S = 4 * 3600.0
 NETWORK_LABEL = "rollout-sandbox-network"
 _CONTAINER = "sandbox"
 _POLL_S = 0.5
 _STDOUT, _STDERR, _ERROR = 1, 2, 3
 _INPUT_CHUNK = 32 * 1024
-#: Waiting reasons from which a pod does not recover by itself in any useful time.
-_HOPELESS = frozenset(
+#: Waiting reasons after which a pod does not become ready soon by itself.
+_FATAL_REASONS = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "CreateContainerConfigError",
      "CreateContainerError", "RunContainerError", "CrashLoopBackOff"}
 )  # fmt: skip
@@ -77,8 +77,8 @@ class KubernetesSandbox(ContainerSandbox):
     async def start(
         cls,
         *,
-        root: str = "/workspace",
-        limits: SandboxLimits | None = None,
+        root: str,
+        limits: SandboxLimits,
         image: str = DEFAULT_IMAGE,
         namespace: str = "default",
         configuration: Any = None,
@@ -93,10 +93,10 @@ class KubernetesSandbox(ContainerSandbox):
 
         Args:
             root: Working directory in the pod; made if it is not there.
-            limits: What commands may use; memory and disk bound the pod, which the cluster evicts
+            limits: Limits of commands; memory and disk bound the pod, which the cluster evicts
                 when it uses more disk.
             image: Image of the pod; it must have a shell and `sleep`.
-            namespace: Where the pod is created.
+            namespace: Namespace of the pod.
             configuration: A `kubernetes.client.Configuration`; None reads the cluster's own or the
                 user's kubeconfig.
             network: Value of the label that the cluster's network policies can select.
@@ -109,14 +109,14 @@ class KubernetesSandbox(ContainerSandbox):
         Raises:
             SandboxFailure: The pod was refused or did not become ready; it is deleted again.
         """
-        limits = limits or SandboxLimits()
         configuration = configuration or await in_thread(load_configuration)
         name = f"rollout-sandbox-{os.urandom(5).hex()}"
-        wanted = {**(labels or {}), NETWORK_LABEL: "allow" if network else "deny"}
+        network_label = {NETWORK_LABEL: "allow" if network else "deny"}
+        all_labels = {**(labels or {}), **network_label, **owner_labels(lifetime_s)}
         manifest = {
             "apiVersion": "v1",
             "kind": "Pod",
-            "metadata": {"name": name, "labels": {**wanted, **owner_labels(lifetime_s)}},
+            "metadata": {"name": name, "labels": all_labels},
             "spec": _pod_spec(image, root, limits, cpus, lifetime_s) | dict(pod_overrides or {}),
         }
         sandbox = cls(configuration, namespace, name, root, limits)
@@ -163,7 +163,7 @@ class KubernetesSandbox(ContainerSandbox):
                     return
                 if waiting := container.state and container.state.waiting:
                     state = f"{waiting.reason}: {waiting.message or ''}".strip(": ")
-                    if waiting.reason in _HOPELESS:
+                    if waiting.reason in _FATAL_REASONS:
                         raise SandboxFailure(f"The sandbox would not start: {state}.")
             # The client has no event to wait for that survives a lost connection.
             time.sleep(_POLL_S)
@@ -188,7 +188,7 @@ class KubernetesSandbox(ContainerSandbox):
                     _preload_content=False,
                 )
                 try:
-                    return _converse(connection.sock, execution)
+                    return _exchange_frames(connection.sock, execution)
                 finally:
                     connection.close()
         except SandboxFailure:
@@ -256,7 +256,7 @@ def _pod_spec(
     }
 
 
-def _converse(connection: Any, execution: Execution) -> int:
+def _exchange_frames(connection: Any, execution: Execution) -> int:
     """Exchange frames, each a channel's number and bytes, until the status arrives."""
     from websocket import ABNF, WebSocketTimeoutException
 

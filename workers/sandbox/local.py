@@ -27,7 +27,7 @@ class LocalSandbox(Sandbox):
     Args:
         root: The writable directory, seen inside under the same path; None makes one that is
             removed on close.
-        limits: What a command may use.
+        limits: Limits of a command.
 
     Raises:
         SandboxFailure: The directory is not there or cannot be used.
@@ -36,6 +36,7 @@ class LocalSandbox(Sandbox):
     def __init__(self, root: str | os.PathLike[str] | None, limits: SandboxLimits) -> None:
         self.limits = limits
         self.workspace = Workspace(root, limits.file_bytes)
+        self.root = str(self.workspace.root)
         self.local_files = self.workspace.files
         self.quota = DiskQuota(
             (self.workspace.root, self.workspace.scratch),
@@ -43,11 +44,6 @@ class LocalSandbox(Sandbox):
             was_given=root is not None,
         )
         self.closed = False
-
-    @property
-    def root(self) -> str:
-        """The writable directory; the same path inside and outside."""
-        return str(self.workspace.root)
 
     async def run(
         self,
@@ -84,7 +80,7 @@ class LocalSandbox(Sandbox):
         await asyncio.to_thread(self.workspace.files.write, path, data, make_folders=True)
 
     async def close(self) -> None:
-        """Give the directory back and remove what was temporary."""
+        """Restore the directory's owner and remove temporary directories."""
         if self.closed:
             return
         self.closed = True
@@ -100,7 +96,7 @@ class ConfinedSandbox(LocalSandbox):
     Args:
         root: The writable directory, seen inside under the same path; None makes one that is
             removed on close.
-        limits: What a command may use.
+        limits: Limits of a command.
         readable: Further paths that commands may read.
     """
 
@@ -116,7 +112,7 @@ class ConfinedSandbox(LocalSandbox):
 
     @abstractmethod
     def namespaces(self, view: FileView) -> list[str]:
-        """Return the words that make the namespaces; a command follows them.
+        """Return the arguments that make the namespaces; a command follows them.
 
         The program reports the command's end as `"exit-code"` on the status pipe.
         """

@@ -30,11 +30,11 @@ _DEVICE_LINKS = {
     "stderr": "/proc/self/fd/2",
     "ptmx": "pts/ptmx",
 }
-#: Program of the namespaces' first process. Its arguments are the table of mounts, the new file
-#: system, and the command. It reports on the status pipe, which the command does not inherit.
-#: Its stderr is closed before the command, because a shell reports a command that a signal ended.
-#: It stays while the command runs: process 1 of a PID namespace ignores signals that a command may
-#: send itself, and at its end the kernel kills the processes left in the namespace.
+#: Program of the namespaces' first process, a shell. Its arguments are the table of mounts, the new
+#: file system, and the command. The shell reports on the status pipe, which the command does not
+#: inherit. Its stderr is closed before the command, because a shell reports a command that a signal
+#: ended. The shell stays while the command runs: process 1 of a PID namespace ignores signals that
+#: a command may send itself, and at its end the kernel kills the namespace's other processes.
 _SCRIPT = """
 mount -a -T "$1" && cd "$2" && pivot_root . old && umount -l old && cd / || exit 125
 {loopback} || exit 125
@@ -59,7 +59,7 @@ class NamespacesSandbox(ConfinedSandbox):
     """Runs each command in namespaces that `unshare` makes."""
 
     def namespaces(self, view: FileView) -> list[str]:
-        """Write the table of mounts and return the words before each command."""
+        """Write the table of mounts and return the arguments before each command."""
         top = self.workspace.base / "top"
         mounts = _mounts(view, self.workspace.root)
         _make_mount_points(top, view, [mount.target for mount in mounts])
@@ -92,7 +92,7 @@ class _Mount(NamedTuple):
     options: str
 
     def line(self, top: Path) -> str:
-        """Return it in the format of fstab(5), for a new file system at `top`."""
+        """Return the line in the format of fstab(5), for a new file system at `top`."""
         place = f"{top}{self.target}"
         source = place if self.options.startswith("remount") else self.source
         is_below_tmp = self.target != "/tmp" and is_within(self.target, "/tmp")
@@ -130,12 +130,12 @@ def _bind(source: Path, target: str) -> _Mount:
 def _read_only(source: str, target: str) -> list[_Mount]:
     """Return the mount of a path, and a remount that makes each mount below it read-only."""
     lines = Path("/proc/self/mountinfo").read_text().splitlines()
-    places = [_unescaped(line.split(" ")[4]) for line in lines]
-    below = [one for one in places if one != source and is_within(one, source)]
+    mount_points = [_unescaped(line.split(" ")[4]) for line in lines]
+    below = [path for path in mount_points if path != source and is_within(path, source)]
     mounts = [_Mount(source, target, "none", f"rbind,ro,{_kept_flags(source)}")]
-    for one in below:
-        again = target + one.removeprefix(source)
-        mounts.append(_Mount("", again, "none", f"remount,bind,ro,{_kept_flags(one)}"))
+    for path in below:
+        inner = target + path.removeprefix(source)
+        mounts.append(_Mount("", inner, "none", f"remount,bind,ro,{_kept_flags(path)}"))
     return mounts
 
 
@@ -190,7 +190,7 @@ def _loopback_command() -> str:
 
 
 def _identity(user: SandboxUser | None) -> list[str]:
-    """Return the words that drop every privilege before the command."""
+    """Return the arguments that drop every privilege before the command."""
     setpriv = ["setpriv", "--no-new-privs", "--inh-caps=-all"]
     if user is not None:
         uid = str(user.uid)

@@ -1,9 +1,9 @@
 """The sandbox without namespaces: process limits, a clean environment, and a kill by user or mark.
 
 Chosen by `kinds`, with a warning, as root where nothing better runs. A hostile program is not
-confined: it reads every file its user may read, and has the network. As root the command has a user
-id of its own, so it can signal neither the worker nor other sandboxes; as an ordinary user it can.
-Must not be chosen silently.
+confined: the program reads every file its user may read, and has the network. As root the command
+has a user id of its own, so the program can signal neither the worker nor other sandboxes. As an
+ordinary user the program can do so. Must not be chosen silently.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ProcessSandbox(LocalSandbox):
 
     Args:
         root: The working directory; None makes one that is removed on close.
-        limits: What a command may use.
+        limits: Limits of a command.
     """
 
     def __init__(self, root: str | os.PathLike[str] | None, limits: SandboxLimits) -> None:
@@ -47,7 +47,7 @@ class ProcessSandbox(LocalSandbox):
             return await super().run(command, **options)
 
     async def close(self) -> None:
-        """End what still runs, give the directory back and remove what was temporary."""
+        """End remaining processes, restore the directory's owner, remove temporary directories."""
         async with self._one_at_a_time:
             if self._user and not self.closed:
                 await asyncio.to_thread(kill_user, self._user.uid)

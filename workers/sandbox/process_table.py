@@ -15,12 +15,12 @@ from pathlib import Path
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _KILL_PASSES = 32
-#: States in which a process needs the signal no more; a zombie is dead but not reaped.
-_SETTLED = {signal.SIGSTOP: "TtZX", signal.SIGKILL: "ZX"}
+#: States in which a process needs the signal no more; a zombie has ended, but is not reaped.
+_DONE_STATES = {signal.SIGSTOP: "TtZX", signal.SIGKILL: "ZX"}
 
 
 def kill_group(pid: int) -> None:
-    """Kill the process group that `pid` leads; a group that is gone is no error."""
+    """Kill the process group that `pid` leads; a missing group is no error."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
 
@@ -32,12 +32,12 @@ def kill_user(uid: int) -> None:
 
 def kill_marked(variable: str) -> None:
     """Kill every process whose environment has this `NAME=value`, in any session or group."""
-    wanted = variable.encode()
-    _kill(lambda pid: wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+    entry = variable.encode()
+    _kill(lambda pid: entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
 
 
 def count_tasks(uid: int) -> int:
-    """Return how many processes and threads a user has."""
+    """Return the number of a user's processes and threads."""
     count = 0
     for pid in _process_ids():
         with contextlib.suppress(OSError):
@@ -49,9 +49,9 @@ def count_tasks(uid: int) -> int:
 def tree_memory(pid: int) -> int:
     """Return the bytes of memory that a process and its descendants do not share with files."""
     total = 0
-    for one in _tree(pid):
+    for process in _tree(pid):
         with contextlib.suppress(OSError, ValueError):  # the process ended meanwhile
-            _, resident, shared, *_ = Path(f"/proc/{one}/statm").read_text().split()
+            _, resident, shared, *_ = Path(f"/proc/{process}/statm").read_text().split()
             total += (int(resident) - int(shared)) * _PAGE_BYTES
     return total
 
@@ -62,11 +62,11 @@ def unlinked_files(pid: int, devices: Collection[int]) -> list[os.stat_result]:
     With the process 0 there are none.
     """
     found: dict[tuple[int, int], os.stat_result] = {}
-    for one in _tree(pid) if pid else ():
+    for process in _tree(pid) if pid else ():
         with contextlib.suppress(OSError):
-            for fd in os.listdir(f"/proc/{one}/fd"):
+            for fd in os.listdir(f"/proc/{process}/fd"):
                 with contextlib.suppress(OSError):
-                    each = os.stat(f"/proc/{one}/fd/{fd}")
+                    each = os.stat(f"/proc/{process}/fd/{fd}")
                     if not each.st_nlink and each.st_dev in devices and stat.S_ISREG(each.st_mode):
                         found[each.st_dev, each.st_ino] = each
     return list(found.values())
@@ -76,11 +76,11 @@ def _tree(pid: int) -> Iterator[int]:
     """Yield a process and its descendants."""
     waiting = [pid]
     while waiting:
-        one = waiting.pop()
-        yield one
+        process = waiting.pop()
+        yield process
         with contextlib.suppress(OSError, ValueError):  # the process ended meanwhile
-            for thread in os.listdir(f"/proc/{one}/task"):
-                children = Path(f"/proc/{one}/task/{thread}/children").read_text()
+            for thread in os.listdir(f"/proc/{process}/task"):
+                children = Path(f"/proc/{process}/task/{thread}/children").read_text()
                 waiting += [int(child) for child in children.split()]
 
 
@@ -93,20 +93,20 @@ def _kill(is_wanted: Callable[[int], bool]) -> None:
 
 
 def _signal(is_wanted: Callable[[int], bool], number: signal.Signals) -> int:
-    """Signal the wanted processes that still need it; return how many there were."""
+    """Signal the wanted processes that still need the signal; return their number."""
     count = 0
     for pid in _process_ids():
         with contextlib.suppress(OSError):
-            if is_wanted(pid) and _needs(pid, number):
+            if is_wanted(pid) and _needs_signal(pid, number):
                 os.kill(pid, number)
                 count += 1
     return count
 
 
-def _needs(pid: int, number: signal.Signals) -> bool:
+def _needs_signal(pid: int, number: signal.Signals) -> bool:
     status = Path(f"/proc/{pid}/stat").read_bytes()
     # The state follows the program's name, which may itself hold brackets and spaces.
-    return chr(status[status.rindex(b")") + 2]) not in _SETTLED[number]
+    return chr(status[status.rindex(b")") + 2]) not in _DONE_STATES[number]
 
 
 def _process_ids() -> list[int]:

@@ -17,7 +17,7 @@ import threading
 
 from workers.sandbox.base import SandboxFailure
 
-#: In the environment of each process that a sandbox starts; begins with what `mark` returns.
+#: Variable of each process that a sandbox starts; its value begins with that of `mark`.
 MARK = "ROLLOUT_SANDBOX_ID"
 #: Longest wait for the reaper's end when this process ends by itself.
 _EXIT_TIMEOUT_S = 5.0
@@ -66,7 +66,7 @@ os.register_at_fork(after_in_child=_begin_anew)
 
 
 def _start() -> subprocess.Popen[bytes]:
-    # The shell reads the end of file when this process is gone: the kernel closes the other end.
+    # The shell reads the end of file when this process ends: the kernel closes the other end.
     return subprocess.Popen(
         ["/bin/sh", "-c", _SCRIPT, "sh", f"{MARK}={_token}"],
         env={"PATH": "/usr/bin:/bin"},

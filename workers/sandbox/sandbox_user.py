@@ -38,7 +38,7 @@ class SandboxUser:
         raise SandboxFailure("The sandbox would not start: no free user id for it was found.")
 
     def close(self) -> None:
-        """Give the user id back."""
+        """Release the user id."""
         self._reservation.close()
 
 
@@ -96,6 +96,6 @@ def _mapped_range() -> tuple[int, int]:
     last = 0
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/uid_map").read_text().splitlines():
-            first, _, count = (int(word) for word in line.split())
+            first, _, count = map(int, line.split())
             last = max(last, first + count)
     return _WIDE_RANGE if last > sum(_WIDE_RANGE) else _NARROW_RANGE

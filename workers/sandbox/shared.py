@@ -1,8 +1,8 @@
-"""One sandbox for all tools of a trajectory, opened by the first that needs it.
+"""One sandbox for all tools of a trajectory, opened by the first tool that needs it.
 
-Used by the tools that run commands or edit files, so that one sees the files of the other. Tools
-with a configured directory share one sandbox on it for all trajectories. Must not close a sandbox
-that was handed to a tool.
+Used by the tools that run commands or edit files, so that each tool sees the files of the others.
+Tools with a configured directory share one sandbox on it for all trajectories. Must not close a
+sandbox that a tool got as a setting.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, get_type_hints
 from workers.sandbox.base import Sandbox, SandboxLimits
 from workers.sandbox.confined_folder import ConfinedFolder
 from workers.sandbox.files import Files, LocalFiles, files_of
-from workers.sandbox.kinds import SandboxKind, open_sandbox
+from workers.sandbox.kinds import CONTAINER_KINDS, SandboxKind, open_sandbox
 
 #: Upper bounds of the timeout that a tool asks for.
 _TOOL_LIMITS: dict[str, Any] = {"wall_s": 600.0, "cpu_s": 600.0}
@@ -38,21 +38,21 @@ class SandboxSettings:
     Args:
         kind: As in `open_sandbox`.
         root: Directory to work in; None is a new one for each trajectory.
-        limits: What a command may use.
+        limits: Limits of a command.
         options: Further arguments of `open_sandbox`.
-        given: An open sandbox, which its opener closes.
+        existing: An open sandbox to use, which its opener closes.
     """
 
     kind: SandboxKind = "auto"
     root: str | None = None
     limits: SandboxLimits = field(default_factory=SandboxLimits)
     options: Mapping[str, Any] = field(default_factory=dict)
-    given: Sandbox | None = None
+    existing: Sandbox | None = None
 
     @property
     def is_plain_folder(self) -> bool:
         """Whether the files are those of a directory of this machine, named in the settings."""
-        return self.given is None and self.kind not in ("docker", "k8s") and self.root is not None
+        return self.existing is None and self.kind not in CONTAINER_KINDS and self.root is not None
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> SandboxSettings:
@@ -64,7 +64,7 @@ class SandboxSettings:
         sandbox = config.get("sandbox", "auto")
         limits = config.get("limits") or {}
         if not isinstance(limits, SandboxLimits):
-            known = {one.name for one in fields(SandboxLimits)}
+            known = {limit.name for limit in fields(SandboxLimits)}
             if unknown := set(limits) - known:
                 raise ValueError(
                     f"Unknown sandbox limits: {', '.join(sorted(unknown))}. "
@@ -77,14 +77,14 @@ class SandboxSettings:
             root=str(config["root"]) if config.get("root") else None,
             limits=limits,
             options=dict(config.get("options") or {}),
-            given=None if is_kind else sandbox,
+            existing=None if is_kind else sandbox,
         )
 
     async def open(self) -> Sandbox:
         """Open a new sandbox of these settings; its caller closes it.
 
         Raises:
-            SandboxFailure: It would not start.
+            SandboxFailure: The sandbox would not start.
         """
         return await open_sandbox(
             self.kind, root=self.root, limits=self.limits, **dict(self.options)
@@ -110,10 +110,10 @@ class SharedSandboxes:
         """Return the sandbox of a trajectory, opening it for the first tool that asks.
 
         Raises:
-            SandboxFailure: It would not start.
+            SandboxFailure: The sandbox would not start.
         """
-        if settings.given is not None:
-            return settings.given
+        if settings.existing is not None:
+            return settings.existing
         key = _key(instance_id, settings)
         share = self._shares.setdefault(key, _Share())
         share.users.add((id(tool), instance_id))

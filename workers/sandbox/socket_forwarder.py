@@ -1,8 +1,8 @@
 """Program inside a sandbox: serves a port from a Unix socket while it runs a command.
 
 `CommandAgent` passes the text of this file to the sandbox's Python, with the socket's path, the
-port and the command as arguments. It exits as the command does. Must not: import anything but the
-standard library, or forward to another place.
+port and the command as arguments. The program exits as the command does. Must not: import anything
+but the standard library, or forward to another address.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ def _serve(listener: socket.socket, socket_path: str) -> None:
             client.close()
             continue
         for source, target in ((client, server), (server, client)):
-            threading.Thread(target=_pump, args=(source, target), daemon=True).start()
+            threading.Thread(target=_copy, args=(source, target), daemon=True).start()
 
 
-def _pump(source: socket.socket, target: socket.socket) -> None:
+def _copy(source: socket.socket, target: socket.socket) -> None:
     try:
         while data := source.recv(_CHUNK_BYTES):
             target.sendall(data)

@@ -80,7 +80,7 @@ class Workspace:
             self._cleanup.callback(os.close, self._claim_root())
         for folder in (self.scratch, self.root):
             ownership = FolderOwnership(folder, user.uid)
-            # Registered first, so that a tree handed over in part is taken back too.
+            # Registered first, so that the owner is restored also after a failure in the middle.
             self._cleanup.callback(ownership.take_back)
             ownership.hand_over()
 
@@ -95,10 +95,10 @@ class Workspace:
 
 
 def temporary_place() -> str:
-    """Return where temporary directories are made.
+    """Return the parent of temporary directories, which is not /tmp if that can be avoided.
 
-    Not in /tmp if that can be avoided: a directory below it would have to be mounted inside the
-    sandbox's private /tmp, in which a command may have put links.
+    A directory below /tmp would have to be mounted inside the sandbox's private /tmp, in which a
+    command may have put links.
     """
     chosen = tempfile.gettempdir()
     is_tmp = Path(chosen).resolve() == Path("/tmp").resolve()

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from workers.core.base_tool import BaseAgenticTool
 from workers.core.options import Options
 from workers.core.tool_schemas import ToolResult, create_openai_tool_schema, cut_middle
 from workers.sandbox.base import CommandResult
-from workers.sandbox.shared import SANDBOX_OPTIONS, SHARED, SandboxSettings
+from workers.sandbox.shared import SANDBOX_OPTIONS, SHARED
+from workers.tools.sandbox_tool import SandboxTool
 
 DEFAULT_TIMEOUT_S = 30.0
 DEFAULT_OUTPUT_CHARS = 16_000
@@ -33,7 +33,7 @@ _SCHEMA = create_openai_tool_schema(
 )
 
 
-class BashExecutorTool(BaseAgenticTool):
+class BashExecutorTool(SandboxTool):
     """Runs shell commands.
 
     Args:
@@ -51,7 +51,6 @@ class BashExecutorTool(BaseAgenticTool):
 
     def __init__(self, config: Mapping[str, Any] | None = None) -> None:
         super().__init__(config, _SCHEMA)
-        self._settings = SandboxSettings.from_config(self.config)
         self._timeout_s = float(self.config.get("timeout", DEFAULT_TIMEOUT_S))
         self._output_chars = int(self.config.get("max_output_chars", DEFAULT_OUTPUT_CHARS))
         self._env = dict(self.config.get("env") or {})
@@ -70,7 +69,7 @@ class BashExecutorTool(BaseAgenticTool):
             return ToolResult(success=False, error="; ".join(problems))
         if "\0" in parameters["command"] + parameters.get("working_directory", ""):
             return ToolResult(success=False, error="a command cannot hold a NUL character")
-        sandbox = await SHARED.join(self, instance_id, self._settings)
+        sandbox = await SHARED.join(self, instance_id, self.sandbox_settings)
         result = await sandbox.run(
             parameters["command"],
             cwd=parameters.get("working_directory") or None,
@@ -78,11 +77,6 @@ class BashExecutorTool(BaseAgenticTool):
             env=self._env,
         )
         return self._as_tool_result(parameters["command"], result)
-
-    async def release_instance(self, instance_id: str, **kwargs: Any) -> None:
-        """Close the trajectory's sandbox if no other tool uses it."""
-        await super().release_instance(instance_id)
-        await SHARED.leave(self, instance_id, self._settings)
 
     def _as_tool_result(self, command: str, result: CommandResult) -> ToolResult:
         text = cut_middle(_combined(result), self._output_chars)

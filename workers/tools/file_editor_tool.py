@@ -11,11 +11,11 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from workers.core.base_tool import BaseAgenticTool
 from workers.core.options import Options
 from workers.core.tool_schemas import ToolResult, create_openai_tool_schema
 from workers.sandbox.files import Files
-from workers.sandbox.shared import SANDBOX_OPTIONS, SHARED, SandboxSettings
+from workers.sandbox.shared import SANDBOX_OPTIONS, SHARED
+from workers.tools.sandbox_tool import SandboxTool
 from workers.tools.text_edits import (
     EditError,
     insert_lines,
@@ -61,7 +61,7 @@ _SCHEMA = create_openai_tool_schema(
 )
 
 
-class FileEditorTool(BaseAgenticTool):
+class FileEditorTool(SandboxTool):
     """Views and edits files.
 
     Args:
@@ -74,7 +74,6 @@ class FileEditorTool(BaseAgenticTool):
 
     def __init__(self, config: Mapping[str, Any] | None = None) -> None:
         super().__init__(config, _SCHEMA)
-        self._settings = SandboxSettings.from_config(self.config)
         self._view_chars = int(self.config.get("max_chars", DEFAULT_VIEW_CHARS))
 
     async def execute_tool(
@@ -92,9 +91,9 @@ class FileEditorTool(BaseAgenticTool):
         state = self.instance_state(instance_id)
         path = parameters["path"]
         # One edit at a time, because each edit reads the file that the previous one wrote.
-        async with state.setdefault("turn", asyncio.Lock()):
+        async with state.setdefault("lock", asyncio.Lock()):
             try:
-                files = await SHARED.files(self, instance_id, self._settings)
+                files = await SHARED.files(self, instance_id, self.sandbox_settings)
                 text = await self._execute(files, state.setdefault("undo", {}), parameters)
             except EditError as error:
                 return ToolResult(success=False, error=f"{path}: {error}")
@@ -102,11 +101,6 @@ class FileEditorTool(BaseAgenticTool):
                 return ToolResult(success=False, error=f"{path}: {error.strerror or error}")
         kind = "content" if parameters["command"] == "view" else "message"
         return ToolResult(success=True, result={"path": path, kind: text}, shown=text)
-
-    async def release_instance(self, instance_id: str, **kwargs: Any) -> None:
-        """Drop the undo history and close the trajectory's sandbox if no other tool uses it."""
-        await super().release_instance(instance_id)
-        await SHARED.leave(self, instance_id, self._settings)
 
     async def _execute(
         self, files: Files, undo: dict[str, list[bytes | None]], given: Mapping[str, Any]
@@ -122,8 +116,8 @@ class FileEditorTool(BaseAgenticTool):
         elif old is None:
             raise EditError("there is no such file; use create to make it")
         elif command == "str_replace":
-            edit = replace_once(_decode(old), _required(given, "old_str"), given.get("new_str", ""))
-            new, at = edit
+            old_str, new_str = _required(given, "old_str"), given.get("new_str", "")
+            new, at = replace_once(_decode(old), old_str, new_str)
         else:
             line = int(_required(given, "insert_line"))
             new, at = insert_lines(_decode(old), line, _required(given, "new_str"))
@@ -139,7 +133,7 @@ class FileEditorTool(BaseAgenticTool):
     async def _view(self, files: Files, path: str, view_range: list[int] | None) -> str:
         if await files.is_folder(path):
             if view_range:
-                raise EditError("view_range is for files; this is a directory")
+                raise EditError("view_range is for files; the path is a directory")
             names = await files.list(path, 2)
             return self._cut("\n".join(names) or "(empty directory)")
         text = _decode(await files.read(path))
@@ -179,6 +173,6 @@ async def _read_or_none(files: Files, path: str) -> bytes | None:
 
 def _decode(data: bytes) -> str:
     if b"\0" in data[:8192]:
-        raise EditError("this is a binary file")
+        raise EditError("the file is binary")
     # surrogateescape keeps bytes that are not UTF-8 through an edit elsewhere in the file.
     return data.decode("utf-8", "surrogateescape")

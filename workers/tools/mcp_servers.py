@@ -104,7 +104,7 @@ class _Server:
         self._lock = asyncio.Lock()
         self._tools: dict[str, MCPTool] | None = None
         self._closing = asyncio.Event()
-        self._keeper: asyncio.Task[None] | None = None
+        self._connection: asyncio.Task[None] | None = None
         self._failure, self._failed_at = "", 0.0
 
     async def open(self) -> dict[str, MCPTool]:
@@ -119,7 +119,8 @@ class _Server:
         async with self._lock:
             if self._tools is not None:
                 return self._tools
-            # Without this check, each of many rollouts would wait for a mute server in turn.
+            # Without this check, many rollouts would wait one after another for a server that does
+            # not answer.
             if self._failed_at > asked_at:
                 raise MCPServerError(self._failure)
             try:
@@ -132,11 +133,11 @@ class _Server:
     async def close(self, tools: dict[str, MCPTool] | None = None) -> None:
         """Close the connection; given tools, only if they are still those of the connection."""
         async with self._lock:
-            if self._keeper is None or (tools is not None and tools is not self._tools):
+            if self._connection is None or (tools is not None and tools is not self._tools):
                 return
             self._closing.set()
-            await asyncio.wait({self._keeper})
-            self._keeper = self._tools = None
+            await asyncio.wait({self._connection})
+            self._connection = self._tools = None
 
     async def _opened(self) -> dict[str, MCPTool]:
         # The import takes a second, which must not block the event loop. Where the package is
@@ -145,24 +146,24 @@ class _Server:
             await asyncio.to_thread(importlib.import_module, "mcp")
         opened: asyncio.Future[dict[str, MCPTool]] = asyncio.get_running_loop().create_future()
         self._closing = asyncio.Event()
-        self._keeper = asyncio.create_task(self._keep(opened))
+        self._connection = asyncio.create_task(self._hold_open(opened))
         try:
             async with asyncio.timeout(self._open_timeout_s):
                 return await opened
         except BaseException as error:
-            self._keeper.cancel()
-            await asyncio.wait({self._keeper})
-            self._keeper = None
+            self._connection.cancel()
+            await asyncio.wait({self._connection})
+            self._connection = None
             if not isinstance(error, Exception):
                 raise
             reason = f"no answer within {self._open_timeout_s:g} s"
             if not isinstance(error, TimeoutError):
-                reason = _first_of(error)
+                reason = _first_cause(error)
             raise MCPServerError(
                 f"The MCP server {self._name!r} could not be opened: {reason}"
             ) from error
 
-    async def _keep(self, opened: asyncio.Future[dict[str, MCPTool]]) -> None:
+    async def _hold_open(self, opened: asyncio.Future[dict[str, MCPTool]]) -> None:
         # The client's context must be left by the task that entered it.
         try:
             async with mcp_tools(**self._arguments) as tools:
@@ -171,13 +172,13 @@ class _Server:
                 await self._closing.wait()
         except Exception as error:
             if opened.done():
-                logger.warning("MCP server %s: %s", self._name, _first_of(error))
+                logger.warning("MCP server %s: %s", self._name, _first_cause(error))
             else:
                 opened.set_exception(error)
 
 
 def _is_lost(error: Exception) -> bool:
-    """Say whether an error means that the connection is of no more use."""
+    """Say whether an error means that the connection cannot be used any more."""
     from mcp import MCPError
     from mcp.types import CONNECTION_CLOSED
 
@@ -186,7 +187,7 @@ def _is_lost(error: Exception) -> bool:
     return not isinstance(error, TimeoutError)
 
 
-def _first_of(error: BaseException) -> str:
+def _first_cause(error: BaseException) -> str:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return f"{type(error).__name__}: {error}"

@@ -46,13 +46,13 @@ class MCPTool(BaseAgenticTool):
         self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
     ) -> ToolResult:
         """Call the tool on the server; an error of the server is a result with success=False."""
-        given = await self._client.call_tool(
+        result = await self._client.call_tool(
             self._server_name, parameters, read_timeout_seconds=self._call_timeout_s
         )
-        text = _text_of(given)
-        if given.is_error:
+        text = _text_of(result)
+        if result.is_error:
             return ToolResult(success=False, error=text or "the MCP server reported an error")
-        structured = given.structured_content
+        structured = result.structured_content
         return ToolResult(
             success=True,
             result=text,
@@ -74,7 +74,7 @@ async def mcp_tools(
     """Open an MCP server's tools: tool name to tool.
 
     Args:
-        command: Executable of a server on stdin and stdout; it runs inside the context.
+        command: Executable of a server on stdin and stdout, which runs inside the context.
         args: Its arguments.
         url: Instead of a command, the address of a running server (streamable HTTP).
         env: Variables for the command beside the default ones.
@@ -120,10 +120,10 @@ async def _all_tools(client: Client) -> list[Tool]:
     return tools
 
 
-def _text_of(given: CallToolResult) -> str:
+def _text_of(result: CallToolResult) -> str:
     """Return the text parts, and for other parts their kind."""
     parts = []
-    for part in given.content:
+    for part in result.content:
         text = getattr(part, "text", None)
         if text is None and (resource := getattr(part, "resource", None)) is not None:
             text = getattr(resource, "text", None)

@@ -2,27 +2,33 @@
 
 Used by name through the tool registry, which lets it search the files of the trajectory's other
 tools. The searches are those of `text_search.py`. Must not: run longer than its time limit,
-whatever the pattern.
+for any pattern.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, ClassVar
 
-from workers.core.base_tool import BaseAgenticTool
 from workers.core.options import Options
 from workers.core.sync_call import call_sync_or_async
 from workers.core.tool_schemas import ToolResult, create_openai_tool_schema
 from workers.sandbox.confined_folder import ConfinedFolder
-from workers.sandbox.shared import SANDBOX_OPTIONS, SHARED, SandboxSettings
+from workers.sandbox.shared import SANDBOX_OPTIONS, SHARED
+from workers.tools.sandbox_tool import SandboxTool
 from workers.tools.text_search import Query, SearchError, SearchResult, search_names, search_text
 
 DEFAULT_RESULTS = 50
 MOST_RESULTS = 1000
 DEFAULT_TIMEOUT_S = 10.0
 
+_SEARCHES: dict[str, Callable[[ConfinedFolder, Query, float], SearchResult]] = {
+    "search_text": search_text,
+    "search_files": partial(search_names, folders=False),
+    "search_dir": partial(search_names, folders=True),
+}
 _SCHEMA = create_openai_tool_schema(
     "search",
     "search_text: lines of files that match a pattern. search_files: files by name. "
@@ -30,7 +36,7 @@ _SCHEMA = create_openai_tool_schema(
     {
         "command": {
             "type": "string",
-            "enum": ["search_text", "search_files", "search_dir"],
+            "enum": [*_SEARCHES],
             "description": "What to search; search_text if left out.",
         },
         "pattern": {"type": "string", "description": "What to look for."},
@@ -50,7 +56,7 @@ _SCHEMA = create_openai_tool_schema(
 )
 
 
-class SearchTool(BaseAgenticTool):
+class SearchTool(SandboxTool):
     """Searches files.
 
     Args:
@@ -63,9 +69,8 @@ class SearchTool(BaseAgenticTool):
 
     def __init__(self, config: Mapping[str, Any] | None = None) -> None:
         super().__init__(config, _SCHEMA)
-        self._settings = SandboxSettings.from_config(self.config)
-        has_place = any(self.config.get(key) for key in ("root", "sandbox"))
-        self._is_local = self._settings.is_plain_folder or not has_place
+        is_configured = any(self.config.get(key) for key in ("root", "sandbox"))
+        self._is_local = self.sandbox_settings.is_plain_folder or not is_configured
         self._max_results = int(self.config.get("max_results", DEFAULT_RESULTS))
         self._timeout_s = float(self.config.get("timeout", DEFAULT_TIMEOUT_S))
 
@@ -86,16 +91,10 @@ class SearchTool(BaseAgenticTool):
         if folder is None:
             error = "search works on local directories; use bash_executor with grep or find"
             return ToolResult(success=False, error=error)
-        command = parameters.get("command", "search_text")
         query = self._query(parameters)
+        search = _SEARCHES[parameters.get("command", "search_text")]
         try:
-            if command == "search_text":
-                found = await call_sync_or_async(search_text, folder, query, self._timeout_s)
-            else:
-                folders = command == "search_dir"
-                found = await call_sync_or_async(
-                    search_names, folder, query, self._timeout_s, folders=folders
-                )
+            found = await call_sync_or_async(search, folder, query, self._timeout_s)
         except SearchError as error:
             return ToolResult(success=False, error=str(error))
         except OSError as error:
@@ -104,29 +103,23 @@ class SearchTool(BaseAgenticTool):
             found.lines = ["nothing found: the directory that is searched has no files"]
         return _as_tool_result(query.pattern, found)
 
-    async def release_instance(self, instance_id: str, **kwargs: Any) -> None:
-        """Close the trajectory's sandbox if no other tool uses it."""
-        await super().release_instance(instance_id)
-        await SHARED.leave(self, instance_id, self._settings)
-
     async def _folder(self, instance_id: str) -> ConfinedFolder | None:
         if self._is_local:
-            return ConfinedFolder(self._settings.root or ".")
-        sandbox = await SHARED.join(self, instance_id, self._settings)
-        return getattr(sandbox, "local_files", None)
+            return ConfinedFolder(self.sandbox_settings.root or ".")
+        return (await SHARED.join(self, instance_id, self.sandbox_settings)).local_files
 
     def _query(self, given: Mapping[str, Any]) -> Query:
-        wanted = int(given.get("max_results") or self._max_results)
+        limit = int(given.get("max_results") or self._max_results)
         return Query(
             pattern=given["pattern"],
             path=given.get("path") or ".",
             case_sensitive=bool(given.get("case_sensitive")),
             regex=bool(given.get("regex")),
             whole_words=bool(given.get("whole_words")),
-            max_results=max(1, min(wanted, MOST_RESULTS)),
+            max_results=max(1, min(limit, MOST_RESULTS)),
             file_extensions=tuple(
-                one if one.startswith(".") else f".{one}"
-                for one in given.get("file_extensions", ())
+                extension if extension.startswith(".") else f".{extension}"
+                for extension in given.get("file_extensions", ())
             ),
             context_lines=max(0, min(int(given.get("context_lines") or 0), 20)),
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 _CONTEXT_LINES = 4
-_LISTED_PLACES = 10
+_MAX_LISTED_LINES = 10
 
 
 class EditError(ValueError):
@@ -30,7 +30,7 @@ def replace_once(text: str, old: str, new: str) -> tuple[str, int]:
         raise EditError("old_str and new_str are the same")
     at = text.find(old)
     if at < 0:
-        raise EditError(f"old_str was not found{_near_miss(text, old)}")
+        raise EditError(f"old_str was not found{_similar_line(text, old)}")
     # Search from the next character, because overlapping occurrences are ambiguous, too.
     if text.find(old, at + 1) >= 0:
         lines = _lines_of_all(text, old)
@@ -91,21 +91,21 @@ def show_around(text: str, at: int) -> str:
 
 
 def _lines_of_all(text: str, old: str) -> str:
-    places: list[int] = []
+    numbers: list[int] = []
     at = text.find(old)
-    while at >= 0 and len(places) < _LISTED_PLACES:
-        places.append(text.count("\n", 0, at) + 1)
+    while at >= 0 and len(numbers) < _MAX_LISTED_LINES:
+        numbers.append(text.count("\n", 0, at) + 1)
         at = text.find(old, at + 1)
     more = " and more" if at >= 0 else ""
-    return ", ".join(map(str, places)) + more
+    return ", ".join(map(str, numbers)) + more
 
 
-def _near_miss(text: str, old: str) -> str:
-    """Return a hint at a line that differs from the first wanted one only by white space."""
-    wanted = next((line.strip() for line in old.splitlines() if line.strip()), "")
-    if not wanted:
+def _similar_line(text: str, old: str) -> str:
+    """Return a hint at a line that differs from the first first_line one only by white space."""
+    first_line = next((line.strip() for line in old.splitlines() if line.strip()), "")
+    if not first_line:
         return ""
     for number, line in enumerate(text.splitlines(), 1):
-        if line.strip() == wanted:
+        if line.strip() == first_line:
             return f"; line {number} begins it, but white space or a later line differs: {line!r}"
     return "; view the file and copy the text exactly"

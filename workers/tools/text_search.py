@@ -22,8 +22,12 @@ MAX_PATTERN_CHARS = 1000
 MAX_FILE_BYTES = 4 * 1024**2
 MAX_VISITED = 200_000
 MAX_LINE_CHARS = 400
-#: Not source; their matches would hide the others.
+#: Folders without source code; their matches would hide the others.
 SKIPPED_FOLDERS = frozenset({".git", ".hg", ".svn", "__pycache__", "node_modules", ".venv"})
+
+
+#: A match, and the lines that show it.
+_Match = tuple[dict[str, Any], list[str]]
 
 
 class SearchError(ValueError):
@@ -79,44 +83,50 @@ class _Deadline:
 
 def search_text(folder: ConfinedFolder, query: Query, budget_s: float) -> SearchResult:
     """Return the lines that match, each as `path:line: text`."""
-    pattern = _compile(query)
-    found, deadline = SearchResult(), _Deadline(budget_s)
-    try:
-        for path, fd in _files(folder, query, deadline):
-            text = _read_text(fd)
-            if text is None:
-                continue
-            lines = text.split("\n")
-            for number in _matching_lines(pattern, text, deadline):
-                if len(found.matches) == query.max_results:
-                    found.notice = f"stopped at max_results={query.max_results}"
-                    return found
-                line = lines[number - 1][:MAX_LINE_CHARS].rstrip()
-                found.matches.append({"path": path, "line": number, "text": line})
-                found.lines += _show(path, lines, number, query.context_lines)
-    except _TimeUp:
-        found.notice = f"stopped after {budget_s:g} s; narrow the pattern or the path"
-    return found
+    pattern, deadline = _compile(query), _Deadline(budget_s)
+    return _collect(_matches_in_files(folder, query, pattern, deadline), query, budget_s)
 
 
 def search_names(
     folder: ConfinedFolder, query: Query, budget_s: float, *, folders: bool
 ) -> SearchResult:
     """Return the files, or the directories, whose name or path matches."""
-    matches = _name_matcher(query)
-    found, deadline = SearchResult(), _Deadline(budget_s)
+    matches, deadline = _name_matcher(query), _Deadline(budget_s)
+    found = (
+        ({"path": path}, [path + "/" if is_folder else path])
+        for path, is_folder in _walk_names(folder, query, deadline)
+        if is_folder == folders and matches(path, deadline)
+    )
+    return _collect(found, query, budget_s)
+
+
+def _collect(matches: Iterator[_Match], query: Query, budget_s: float) -> SearchResult:
+    """Collect matches up to the limits of number and time."""
+    found = SearchResult()
     try:
-        for path, is_folder in _walk_names(folder, query, deadline):
-            if is_folder != folders or not matches(path, deadline):
-                continue
+        for match, lines in matches:
             if len(found.matches) == query.max_results:
                 found.notice = f"stopped at max_results={query.max_results}"
                 break
-            found.matches.append({"path": path})
-            found.lines.append(path + "/" if is_folder else path)
+            found.matches.append(match)
+            found.lines += lines
     except _TimeUp:
         found.notice = f"stopped after {budget_s:g} s; narrow the pattern or the path"
     return found
+
+
+def _matches_in_files(
+    folder: ConfinedFolder, query: Query, pattern: Any, deadline: _Deadline
+) -> Iterator[_Match]:
+    for path, fd in _files(folder, query, deadline):
+        text = _read_text(fd)
+        if text is None:
+            continue
+        lines = text.split("\n")
+        for number in _matching_lines(pattern, text, deadline):
+            line = lines[number - 1][:MAX_LINE_CHARS].rstrip()
+            match = {"path": path, "line": number, "text": line}
+            yield match, _show(path, lines, number, query.context_lines)
 
 
 def _compile(query: Query) -> Any:

@@ -29,7 +29,7 @@ class _Alias(Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        # It was executed under its own name, and keeps that.
+        # The module was executed under its own name, and keeps its own spec.
         module.__spec__ = self._own_spec
 
 

@@ -22,7 +22,7 @@ PLAIN_TEMPLATE = "{role}: {content}\n"
 
 @dataclass
 class TokenRow:
-    """One trajectory in tokens; `response_mask` is 1 on what the model sampled.
+    """One trajectory in tokens; `response_mask` is 1 on the tokens that the model sampled.
 
     `response_logprobs` is None unless every sampled token has one.
     """
@@ -33,16 +33,10 @@ class TokenRow:
     response_logprobs: list[float] | None = None
     is_recorded: bool = False
 
-    def extend(self, ids: Sequence[int], sampled: bool, log_probs: Sequence[float] | None) -> None:
-        """Append tokens to the response."""
+    def extend(self, ids: Sequence[int], *, sampled: bool) -> None:
+        """Append tokens of a text, which have no logprobs, to the response."""
         self.response_ids += ids
         self.response_mask += [int(sampled)] * len(ids)
-        if self.response_logprobs is not None:
-            has_all = log_probs is not None and len(log_probs) == len(ids)
-            if sampled and not has_all:
-                self.response_logprobs = None
-            else:
-                self.response_logprobs += log_probs if sampled and log_probs else [0.0] * len(ids)
 
 
 def token_row(
@@ -146,15 +140,15 @@ def _text_row(messages: list[dict[str, Any]], chat: _Chat) -> TokenRow:
         if messages[number]["role"] == "assistant":
             _extend_with_reply(row, added, messages[number], chat)
         else:
-            row.extend(chat.ids(added), sampled=False, log_probs=None)
+            row.extend(chat.ids(added), sampled=False)
     return row
 
 
 def _extend_with_reply(row: TokenRow, added: str, message: dict[str, Any], chat: _Chat) -> None:
     start, end = _sampled_part(added, message, getattr(chat.tokenizer, "eos_token", None))
-    row.extend(chat.ids(added[:start]), sampled=False, log_probs=None)
-    row.extend(chat.ids(added[start:end]), sampled=True, log_probs=None)
-    row.extend(chat.ids(added[end:]), sampled=False, log_probs=None)
+    row.extend(chat.ids(added[:start]), sampled=False)
+    row.extend(chat.ids(added[start:end]), sampled=True)
+    row.extend(chat.ids(added[end:]), sampled=False)
 
 
 def _sampled_part(added: str, message: dict[str, Any], end_token: str | None) -> tuple[int, int]:

@@ -43,7 +43,7 @@ class StrandsAgentCoreRLApp(AgentCoreRLApp):
 
 
 class PolicyModel(OpenAIModel):
-    """A Strands model whose endpoint, name and sampling follow the invocation at hand.
+    """A Strands model whose endpoint, name and sampling follow the current invocation.
 
     Args:
         client_args: For the OpenAI client; the invocation's endpoint and key take precedence.
@@ -55,7 +55,7 @@ class PolicyModel(OpenAIModel):
 
     @property
     def config(self) -> dict[str, Any]:
-        """The configuration for the invocation at hand; Strands reads it in each call."""
+        """The configuration for the current invocation; Strands reads it in each call."""
         rollout = rollout_config()
         name = rollout.get("model_id") or self._given.get("model_id") or os.environ.get("MODEL_ID")
         params = {**(self._given.get("params") or {}), **(rollout.get("sampling_params") or {})}

@@ -1,9 +1,9 @@
 """The gateway as a process of its own, for agents on other machines.
 
-Run by `rollout gateway`. A key says how its attempt's model is called, and the record of each call
-goes to the collector before its answer, so the process keeps nothing but the answers for repeated
-requests, and any number can run. Must not: serve without a signing key, or outlive a stop by more
-than `DRAIN_S` and one message to the broker.
+Run by `rollout gateway`. A key holds the endpoint and parameters of its attempt's model calls, and
+the record of each call goes to the collector before its answer. So the process keeps only the
+answers for repeated requests, and any number of gateways can run. Must not: serve without a signing
+key, or outlive a stop by more than `DRAIN_S` and one message to the broker.
 """
 
 from __future__ import annotations
@@ -21,14 +21,12 @@ from pipeline.contract.errors import ConfigError, RolloutError
 from pipeline.queue.broker import broker_of
 from pipeline.queue.completions import OutcomePublisher
 from pipeline.queue.gateway_keys import GatewayKey, GatewayKeys
-from pipeline.queue.payloads import open_payloads
 from pipeline.redaction import Redactor, redact_logs
 from pipeline.service import process_id
 from pipeline.settings import Settings
 from pipeline.settings.sections import GatewaySettings
 from workers.gateway.rejections import attempt_over, rejection_of
 from workers.gateway.server import ServedAttempt, make_gateway_app
-from workers.llm.connections import close_connections
 from workers.process.call_recorder import AttemptRecord, CallRecorder
 from workers.process.loop import new_loop
 from workers.process.runtime import Runtime, open_limits
@@ -42,7 +40,7 @@ _FLUSH_S = 5.0
 _REMEMBERED = 1000
 
 
-class LoneGateway:
+class StandaloneGateway:
     """Serves every attempt whose key is signed by this deployment.
 
     Args:
@@ -102,7 +100,7 @@ def deployment_keys(settings: Settings) -> GatewayKeys:
     if secret is None:
         raise ConfigError(
             "A gateway of its own needs the deployment's signing key.",
-            why="Without it anybody could write a key.",
+            why="Without a signing key every client could write gateway keys.",
             remedy="Set ROLLOUT_BROKER__SIGNING_KEY as for the workers.",
         )
     return GatewayKeys(secret.get_secret_value().encode())
@@ -139,15 +137,14 @@ async def _serve(
     redactor = Redactor.of(settings, {})
     redact_logs(redactor)
     name = process_id("gateway")
-    limits = open_limits(settings, name)
-    runtime = Runtime(settings, name, limits=limits, redactor=redactor)
+    runtime = Runtime(settings, name, limits=open_limits(settings, name), redactor=redactor)
     recorder = CallRecorder(
         OutcomePublisher(broker_of(settings)),
-        open_payloads(settings),
+        runtime.payloads,
         inline_max_bytes=settings.payloads.inline_max_bytes,
     )
     recorder.start()
-    gateway = LoneGateway(keys, settings.gateway, runtime, recorder)
+    gateway = StandaloneGateway(keys, settings.gateway, runtime, recorder)
     runner = web.AppRunner(gateway.app(), access_log=None, shutdown_timeout=DRAIN_S)
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -159,12 +156,11 @@ async def _serve(
         ready(f"http://{shown}:{runner.addresses[0][1]}/v1")
         await stopped.wait()
     finally:
-        # Calls that cannot be recorded are refused while their clients are still connected.
+        # Calls that cannot be recorded are rejected while their clients are still connected.
         recorder.give_up_after(_FLUSH_S)
         await runner.cleanup()
         await asyncio.to_thread(recorder.close)
-        await limits.close()
-        await close_connections()
+        await runtime.close()
 
 
 async def _listen(runner: web.AppRunner, host: str, port: int) -> None:

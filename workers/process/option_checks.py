@@ -1,4 +1,4 @@
-"""The check of a run's options for its agent, tools and reward against those registered here.
+"""Checks the options of a run for its agent, tools and reward against those registered here.
 
 Called by the worker before an attempt calls a model, and by `rollout run` and `submit` before rows
 are enqueued. Must not: make an agent or a tool, or reject a name that is not registered here.
@@ -17,34 +17,34 @@ from workers.rewards.registry import get_reward, list_rewards
 from workers.tools.mcp_servers import MCP_PREFIX
 
 
-def require_options(asked: AttemptSpec) -> None:
+def require_options(spec: AttemptSpec) -> None:
     """Check every option against those of its agent, tool or reward.
 
     Raises:
         ContractError: An option is unknown or of a wrong type; code `agent_option`, `tool_option`
             or `reward_option`.
     """
-    if asked.agent in list_agents():
+    if spec.agent in list_agents():
         try:
-            check_agent_options(asked.agent, asked.agent_config)
+            check_agent_options(spec.agent, spec.agent_config)
         except OptionError as error:
             raise ContractError(str(error), code="agent_option") from None
     try:
-        _require_tool_options(asked)
+        _require_tool_options(spec)
     except OptionError as error:
         raise ContractError(str(error), code="tool_option") from None
-    if asked.reward is None and asked.reward_config:
+    if spec.reward is None and spec.reward_config:
         raise ContractError("The run has a reward_config and no reward.", code="reward_option")
-    if asked.reward in list_rewards():
-        get_reward(asked.reward or "").check_config(asked.reward_config)
+    if spec.reward in list_rewards():
+        get_reward(spec.reward or "").check_config(spec.reward_config)
 
 
-def _require_tool_options(asked: AttemptSpec) -> None:
+def _require_tool_options(spec: AttemptSpec) -> None:
     registry = get_global_tool_registry()
     known = registry.get_tool_names()
-    for name, config in asked.tools_config.items():
-        if name not in asked.tools:
-            near = difflib.get_close_matches(name, asked.tools, n=1)
+    for name, config in spec.tools_config.items():
+        if name not in spec.tools:
+            near = difflib.get_close_matches(name, spec.tools, n=1)
             hint = f"Did you mean {near[0]!r}?" if near else "Name it with --tools."
             raise OptionError(f"tools_config is for {name!r}, no tool of this run. {hint}")
         if name in known:
