@@ -17,10 +17,9 @@ import typer
 from pipeline.contract.errors import PipelineError
 from pipeline.hidden_packages import explain_hidden
 from rollout.command_group import CommandGroup
-from rollout.options import GlobalFlags
 from rollout.output import print_error, write_in_any_encoding
+from rollout.signals import EXIT_INTERRUPTED
 
-EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 
 E_BUG = "E001"
@@ -128,8 +127,12 @@ def rollout(
         typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True),
     ] = False,
 ) -> None:
-    """Take the options that all commands share."""
-    ctx.obj = GlobalFlags(data_dir=data_dir, profile=profile, log_level=log_level)
+    """Take the options that all commands share; None means not given."""
+    ctx.obj = {
+        "data_dir": str(data_dir) if data_dir else None,
+        "profile": profile,
+        "log_level": log_level.upper() if log_level else None,
+    }
 
 
 def main(argv: list[str] | None = None) -> None:

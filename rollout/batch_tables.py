@@ -1,14 +1,26 @@
-"""The output of `rollout pull`: a train batch as a table, or as a document."""
+"""The output of `rollout pull`: a train batch as a table or a document. The demo prints one too."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rollout.output import number, print_table
+from rollout.output import note, number, print_json, print_table
 from rollout.tables import prompt_preview
 
 if TYPE_CHECKING:
     from pipeline.trainer.train_batch import TrainBatch
+
+
+def print_pulled(batch: TrainBatch, *, as_json: bool) -> None:
+    """Print the output of `rollout pull`: a document, or a table and the command to commit."""
+    if as_json:
+        print_json(_document(batch))
+        return
+    print_batch(batch)
+    note(
+        f"When its checkpoint is durable: rollout commit {batch.run} --consumer "
+        f"{batch.consumer} --step {batch.step}"
+    )
 
 
 def print_batch(batch: TrainBatch) -> None:
@@ -32,8 +44,7 @@ def print_batch(batch: TrainBatch) -> None:
     )
 
 
-def batch_json(batch: TrainBatch) -> dict[str, Any]:
-    """Return the document of `rollout pull --json`."""
+def _document(batch: TrainBatch) -> dict[str, Any]:
     return {
         "step": batch.step,
         "groups": [

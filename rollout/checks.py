@@ -1,6 +1,6 @@
 """Checks of this machine and of the configured services; each problem has a remedy.
 
-Used by `rollout doctor`. Must not: change anything, or call a model more than once per endpoint.
+Used by `rollout doctor`. Must not: change anything.
 """
 
 from __future__ import annotations
@@ -11,17 +11,15 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Literal
 from urllib.parse import unquote, urlsplit
 
 import typer
 from sqlalchemy import Engine
 
-from pipeline.contract.errors import ModelError, PipelineError
+from pipeline.contract.errors import PipelineError
 from pipeline.contract.url_secrets import hide_passwords
 from pipeline.embedded.postgres_programs import installations
 from pipeline.embedded.redis_programs import find_program
@@ -31,10 +29,10 @@ from pipeline.queue.payloads import open_payloads
 from pipeline.redaction import Redactor
 from pipeline.settings import Settings
 from pipeline.store import schema
-from pipeline.store.engine import place_of, store_time, transact
+from pipeline.store.engine import address_of, store_time, transact
+from rollout.check_result import Check, failed, guarded
 from rollout.deployment import borrowed, engine_of, private_services, settings_of
-from rollout.endpoint import Probe, call_with_tokens, probe
-from workers.llm.providers import find_provider
+from rollout.endpoint_checks import check_endpoints
 from workers.sandbox.kinds import choose_local, obstacle_of
 from workers.tools.mcp_servers import MCP_PREFIX, MCPServerError, MCPServers
 
@@ -57,17 +55,6 @@ _OPTIONAL = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """The result of one check."""
-
-    name: str
-    status: Literal["ok", "warning", "failed"]
-    detail: str
-    remedy: str = ""
-    exit_code: int = 0
-
-
 def run_checks(ctx: typer.Context) -> Iterator[Check]:
     """Yield the checks; with unreadable settings only those that need no settings."""
     yield _python()
@@ -76,39 +63,15 @@ def run_checks(ctx: typer.Context) -> Iterator[Check]:
     try:
         settings = settings_of(ctx)
     except PipelineError as error:
-        yield _failed("settings", error)
+        yield failed("settings", error)
         return
     yield Check("settings", "ok", f"data directory {settings.data_dir}")
-    yield _guarded("database", _database, settings)
-    yield _guarded("broker", _broker, settings)
+    yield guarded("database", partial(_database, settings))
+    yield guarded("broker", partial(_broker, settings))
     yield from check_endpoints(settings)
-    for name, look in (("disk", _disk), ("payloads", _payloads), ("sandbox", _sandbox)):
-        yield _guarded(name, look, settings)
+    for name, check in (("disk", _disk), ("payloads", _payloads), ("sandbox", _sandbox)):
+        yield guarded(name, partial(check, settings))
     yield from asyncio.run(_mcp_servers(settings))
-
-
-def check_endpoints(settings: Settings) -> Iterator[Check]:
-    """Yield for each endpoint of the settings whether it answers and returns token ids."""
-    if not settings.llm.base_urls:
-        remedy = "Set OPENAI_BASE_URL, or give each run --base-url."
-        yield Check("model endpoint", "warning", "none is named", remedy)
-    for url in settings.llm.base_urls:
-        found = probe(settings, url)
-        yield _endpoint(hide_passwords(url), found)
-        if found.error is None:
-            yield _guarded("token ids", partial(_token_ids, url=url, found=found), settings)
-
-
-def _guarded(name: str, look: Callable[[Settings], Check], settings: Settings) -> Check:
-    try:
-        return look(settings)
-    except PipelineError as error:
-        return _failed(name, error)
-
-
-def _failed(name: str, error: PipelineError) -> Check:
-    detail = " ".join(part for part in (error.code, error.what, error.why) if part)
-    return Check(name, "failed", detail, error.remedy, error.exit_code)
 
 
 def _python() -> Check:
@@ -154,7 +117,7 @@ def _schema_and_clock(settings: Settings) -> Check:
         skew_s = _clock_skew_s(engine)
     finally:
         engine.dispose()
-    place = place_of(engine)
+    place = address_of(engine)
     if abs(skew_s) > _MAX_CLOCK_SKEW_S:
         detail = f"its clock and this machine's differ by {skew_s:.0f} s"
         return Check("database", "warning", detail, "Synchronise the clocks (NTP).")
@@ -187,68 +150,6 @@ def _private_state(settings: Settings, server: str, find: Callable[[], object]) 
     return Check(name, "ok", f"a private {server} will be started when it is needed")
 
 
-def _endpoint(url: str, found: Probe) -> Check:
-    if found.right_url:
-        remedy = f"Set OPENAI_BASE_URL={hide_passwords(found.right_url)}"
-        return Check("model endpoint", "failed", f"{url}: {found.error}", remedy, 3)
-    if not found.is_reachable:
-        remedy = "Start it, or change OPENAI_BASE_URL."
-        return Check("model endpoint", "failed", f"{url}: {found.error}", remedy, 6)
-    if found.error:
-        remedy = "Check the key (OPENAI_API_KEY) and that the address ends with /v1."
-        return Check("model endpoint", "warning", f"{url}: {found.error}", remedy)
-    return Check("model endpoint", "ok", f"{url}: {', '.join(found.models[:5]) or 'no models'}")
-
-
-def _token_ids(settings: Settings, url: str, found: Probe) -> Check:
-    """Make one model call, and say what a trainer would miss in its answer."""
-    shown, named = hide_passwords(url), settings.llm.server
-    if find_provider(base_url=url).host:
-        return Check("token ids", "ok", f"{shown}: not asked for; runs there record text alone")
-    model = settings.llm.model or (found.models[0] if len(found.models) == 1 else None)
-    if model is None:
-        detail = f"{shown}: not tried, because no model is named"
-        return Check("token ids", "warning", detail, "Set ROLLOUT_LLM__MODEL.")
-    try:
-        kind, response = call_with_tokens(settings, url, model)
-    except ModelError as error:
-        detail = f"{shown}: a call of {model} failed: {error}"
-        remedy = "Check the model's name (ROLLOUT_LLM__MODEL) and the server's log."
-        if named != "auto":
-            remedy += f" ROLLOUT_LLM__SERVER={named} decides which fields are sent."
-        return Check("token ids", "warning", detail, remedy)
-    lacks = [
-        name
-        for name, value in (
-            ("prompt ids", response.prompt_token_ids),
-            ("completion ids", response.completion_token_ids),
-            ("logprobs", response.logprobs),
-        )
-        if value is None
-    ]
-    if not lacks:
-        return Check("token ids", "ok", f"{shown}: {model} returns ids and logprobs ({kind})")
-    why = response.metadata.get("token_refusal")
-    detail = f"{shown}: {model} ({kind}) returns no {', no '.join(lacks)}"
-    detail += f" ({why})" if why else ""
-    return Check("token ids", "warning", detail, _remedy_for_ids(kind, named, lacks))
-
-
-def _remedy_for_ids(kind: str, named: str, lacks: Sequence[str]) -> str:
-    if kind == "openai" and named == "openai":
-        return "For training: set ROLLOUT_LLM__SERVER=auto; with `openai` no ids are asked for."
-    if kind == "openai":
-        return (
-            "For training: serve the model with vLLM 0.10.2 or SGLang. If it is one of them behind "
-            "a proxy, set ROLLOUT_LLM__SERVER=vllm or sglang."
-        )
-    if list(lacks) == ["logprobs"]:
-        return "For training: let the server, or the proxy before it, answer `logprobs: true`."
-    upgrade = "vLLM returns ids from 0.10.2 on" if kind == "vllm" else "SGLang must be recent"
-    other = f" Is ROLLOUT_LLM__SERVER={named} right?" if named != "auto" else ""
-    return f"For training: upgrade the server ({upgrade}), or the proxy before it.{other}"
-
-
 def _disk(settings: Settings) -> Check:
     free = shutil.disk_usage(_existing(settings.data_dir)).free
     detail = f"{free / 2**30:.1f} GiB free for {settings.data_dir}"
@@ -276,7 +177,7 @@ def _payloads(settings: Settings) -> Check:
 def _sandbox(settings: Settings) -> Check:
     kind = settings.worker.sandbox
     if kind == "process":
-        detail = "process: commands that a model wrote run unconfined, as the worker.sandbox says"
+        detail = "process: commands that a model wrote run unconfined (worker.sandbox)"
         return Check("sandbox", "warning", detail, "Set ROLLOUT_WORKER__SANDBOX=auto.")
     if kind != "auto":
         reason = obstacle_of(kind)

@@ -41,12 +41,12 @@ class CommandGroup(TyperGroup):
                 )
 
     def _imported(self, name: str) -> Any:
-        place = next(listed[name][0] for listed in self.table.values() if name in listed)
+        place, summary = next(listed[name] for listed in self.table.values() if name in listed)
         module, _, attribute = place.partition(":")
         found = getattr(import_module(f"rollout.commands.{module}"), attribute)
         parent = typer.Typer(rich_markup_mode=self.rich_markup_mode)
         if isinstance(found, typer.Typer):
-            parent.add_typer(found, name=name)
+            parent.add_typer(found, name=name, help=summary)
         else:
             parent.command(name)(found)
         return typer.main.get_group(parent).commands[name]

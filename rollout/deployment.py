@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 import typer
 
 from pipeline.contract.errors import NotFound
-from rollout.options import GlobalFlags
 from rollout.output import note
 
 if TYPE_CHECKING:
@@ -73,25 +72,15 @@ class Deployment:
 
 
 def settings_of(ctx: typer.Context, overrides: Mapping[str, Any] | None = None) -> Settings:
-    """Return the settings with the flags of this call; the data directory is absolute.
+    """Return the settings with the options before the command; the data directory is absolute.
 
     Raises:
         ConfigError: A setting is invalid.
     """
     from pipeline.settings import load_settings
 
-    settings = load_settings(overrides={**settings_flags(ctx), **(overrides or {})})
+    settings = load_settings(overrides={**ctx.obj, **(overrides or {})})
     return settings.model_copy(update={"data_dir": settings.data_dir.expanduser().resolve()})
-
-
-def settings_flags(ctx: typer.Context) -> dict[str, Any]:
-    """Return the settings given by options before the command, nested like the settings."""
-    flags: GlobalFlags = ctx.obj or GlobalFlags()
-    return {
-        "data_dir": str(flags.data_dir) if flags.data_dir else None,
-        "profile": flags.profile,
-        "log_level": flags.log_level.upper() if flags.log_level else None,
-    }
 
 
 def private_services(settings: Settings) -> EmbeddedServices:
@@ -106,13 +95,6 @@ def with_broker(settings: Settings) -> Settings:
     if not settings.embedded_broker:
         return settings
     return _with_url(settings, "broker", private_services(settings).start_redis())
-
-
-def with_database(settings: Settings) -> Settings:
-    """Return settings with a database URL; start the private database if necessary."""
-    if not settings.embedded_database:
-        return settings
-    return _with_url(settings, "database", private_services(settings).start_postgres())
 
 
 @contextmanager
@@ -157,10 +139,11 @@ def open_deployment(
     if is_private and not create:
         _require_data(settings.data_dir)
     with ExitStack() as stack:
-        if stay:
-            settings = with_database(settings)
-        else:
+        if not stay:
             settings = stack.enter_context(borrowed(settings, database=True, broker=broker))
+        elif is_private:
+            url = private_services(settings).start_postgres()
+            settings = _with_url(settings, "database", url)
         engine = engine_of(settings)
         stack.callback(engine.dispose)
         _prepare_schema(engine, is_private=is_private)

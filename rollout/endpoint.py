@@ -1,18 +1,16 @@
 """Checks of the model endpoints by the command line: whether they answer, and with which models.
 
-`run`, `resume` and `doctor` use it; `doctor` also makes a model call. Requests are bounded in time
-and size. A key is sent only to endpoints in the caller's settings or options.
+`run`, `resume` and `doctor` use it. Requests are bounded in time and size. A key is sent only to
+endpoints in the caller's settings or options. Must not: call a model.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 from base64 import b64encode
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from pipeline.contract.base_urls import (
@@ -27,17 +25,11 @@ from pipeline.settings import Settings
 from rollout.output import note
 from workers.llm.model_list import ModelList, list_models
 
-if TYPE_CHECKING:
-    from workers.core.model_response import ModelResponse
-    from workers.llm.chat_client import ServerKind
-
 E_NO_ENDPOINT = "E103"
 E_URL_LACKS_V1 = "E125"
 E_ENDPOINT_DOWN = "E204"
 
 PROBE_S = 2.0
-#: Longest wait for the one model call of `call_with_tokens`.
-CALL_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,59 +142,6 @@ def probe(settings: Settings, base_url: str, *, named: Collection[str] = ()) -> 
         if below.error is None:
             return Probe(below.models, found.status, found.error, right_url)
     return Probe(found.models, found.status, found.error)
-
-
-def call_with_tokens(
-    settings: Settings, base_url: str, model: str
-) -> tuple[ServerKind, ModelResponse]:
-    """Make one model call that asks for token ids, as workers do; it samples one token.
-
-    Args:
-        settings: Their key is sent, and `llm.server` decides how ids are asked for.
-        base_url: One of the settings' endpoints.
-        model: The model to call.
-
-    Returns:
-        The kind of server that the endpoint was taken for, and its response.
-
-    Raises:
-        ModelError: The call failed, or took longer than `CALL_S`.
-    """
-    # Imported here: other commands make no model call.
-    import aiohttp
-
-    from pipeline.contract.errors import ModelTransportError
-    from workers.llm.call_retries import CallRetryPolicy
-    from workers.llm.chat_client import KIND_FIELDS
-    from workers.llm.providers import make_client
-    from workers.llm.server_kind import ask_kind
-
-    key = settings.llm.api_key.get_secret_value() if settings.llm.api_key else ""
-
-    async def call() -> tuple[ServerKind, ModelResponse]:
-        named = settings.llm.server
-        kind = await ask_kind(base_url, key) if named == "auto" else named
-        client = make_client(
-            base_url=base_url,
-            api_key=key,
-            model=model,
-            kind=settings.llm.client,
-            retries=CallRetryPolicy(max_retries=0),
-            capture_tokens=True,
-            capture_fields=KIND_FIELDS[kind],
-        )
-        async with client, asyncio.timeout(CALL_S):
-            message = {"role": "user", "content": "Say yes."}
-            return kind, await client.generate([message], max_tokens=1)
-
-    try:
-        return asyncio.run(call())
-    except TimeoutError:
-        raise ModelTransportError(f"No answer came within {CALL_S:g} s.", code="timeout") from None
-    except aiohttp.ClientError as error:
-        # Its text may hold the URL with its password.
-        why = f"It does not say which server it is: {type(error).__name__}."
-        raise ModelTransportError(why, code="connection") from None
 
 
 def require_endpoints(

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 #: Columns of the page of tasks.
 COLUMNS = "name,uuid,state,args,result,exception,runtime,worker"
 _MAX_TASKS = 50_000
-_LOOK_EVERY_S = 1.0
+_CHECK_EVERY_S = 1.0
 
-_LOST = "worker_lost: nothing was heard of {} for {:g} s. What became of it: rollout status RUN"
+_LOST = "worker_lost: nothing was heard of {} for {:g} s. The run's outcomes: rollout status RUN"
 
 
 def note_since(started_at: datetime) -> str:
@@ -61,7 +61,7 @@ def end_silent_tasks(dashboard: Any, lease_s: float) -> None:
     from tornado.ioloop import PeriodicCallback
 
     silent = SilentWorkers(dashboard.events.state, lease_s)
-    PeriodicCallback(silent.look, _LOOK_EVERY_S * 1000).start()
+    PeriodicCallback(silent.check, _CHECK_EVERY_S * 1000).start()
 
 
 def templates_with(note: str, folder: str) -> BaseLoader:
@@ -96,7 +96,7 @@ class SilentWorkers:
         #: Worker → monotonic time at which its silence was noticed; None: its tasks are ended.
         self._silent_since: dict[str, float | None] = {}
 
-    def look(self) -> None:
+    def check(self) -> None:
         """End the tasks of workers that have been silent for too long."""
         now = time.monotonic()
         for name, worker in list(self._state.workers.items()):
@@ -109,18 +109,18 @@ class SilentWorkers:
                 self._silent_since[name] = None
 
     def _end(self, name: str, worker: Any) -> None:
-        heard_at = worker.heartbeats[-1] if worker.heartbeats else None
+        heartbeat_at = worker.heartbeats[-1] if worker.heartbeats else None
         for label, task in list(self._state.tasks.items()):
             if task.state == "STARTED" and task.worker.hostname == name:
-                self._state.event(self._lost(label, task, heard_at))
+                self._state.event(self._lost(label, task, heartbeat_at))
         worker.active = 0
         metrics = self._state.metrics
         metrics.worker_number_of_currently_executing_tasks.labels(name).set(0)
         metrics.worker_online.labels(name).set(0)
 
-    def _lost(self, label: str, task: Any, heard_at: float | None) -> dict[str, Any]:
+    def _lost(self, label: str, task: Any, heartbeat_at: float | None) -> dict[str, Any]:
         # Flower treats an event's timestamp as a time when the worker was alive, so use an old one.
-        at = heard_at or task.timestamp
+        at = heartbeat_at or task.timestamp
         return {
             "type": "task-failed",
             "uuid": label,

@@ -14,7 +14,7 @@ from pipeline.contract.run import RunConfig
 from rollout.run_options import E_OPTION
 from workers.core.registry import list_agents
 from workers.core.tool_registry import get_global_tool_registry
-from workers.process.asked_options import require_options
+from workers.process.option_checks import require_options
 from workers.process.plugins import load_plugins
 from workers.rewards.registry import list_rewards
 from workers.tools.mcp_servers import MCP_PREFIX

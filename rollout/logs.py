@@ -9,7 +9,7 @@ import logging
 import sys
 
 #: Libraries that log every request, connection or step at INFO.
-_TALKATIVE = ("alembic", "amqp", "asyncio", "botocore", "httpcore", "httpx", "openai", "urllib3")
+_VERBOSE = ("alembic", "amqp", "asyncio", "botocore", "httpcore", "httpx", "openai", "urllib3")
 
 
 def log_to_stderr(level: str) -> None:
@@ -20,5 +20,5 @@ def log_to_stderr(level: str) -> None:
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         force=True,
     )
-    for name in _TALKATIVE:
+    for name in _VERBOSE:
         logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLevelName(level)))

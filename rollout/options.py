@@ -9,7 +9,6 @@ import dataclasses
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
@@ -43,15 +42,6 @@ WhileStdin = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class GlobalFlags:
-    """The options before the command; None means not given."""
-
-    data_dir: Path | None = None
-    profile: str | None = None
-    log_level: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class WorkerOptions:
     """Options of workers; None means the value of the settings."""
 
@@ -64,6 +54,25 @@ class WorkerOptions:
     plugin: Annotated[
         list[str] | None,
         typer.Option(metavar="MODULE", help="Module or .py file with agents, tools, rewards."),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class LocalOptions:
+    """Options for the processes and the wait of this command."""
+
+    workers: Annotated[int, typer.Option(min=0, help="Worker processes to start here.")] = 1
+    wait: Annotated[
+        bool,
+        typer.Option("--wait/--detach", help="Wait for the end, or run in the background."),
+    ] = True
+    wait_timeout_s: Annotated[
+        float | None,
+        typer.Option(
+            "--wait-timeout",
+            min=0,
+            help="Longest wait, in seconds; then the run's processes are stopped.",
+        ),
     ] = None
 
 

@@ -14,7 +14,7 @@ _WINDOW_S = 120.0
 _LEAST_S = 1.0
 
 
-class _Look(NamedTuple):
+class _Sample(NamedTuple):
     at_s: float
     done: int
     tokens: int
@@ -24,24 +24,24 @@ class Pace:
     """Keeps the figures of the last two minutes."""
 
     def __init__(self) -> None:
-        self._looks: deque[_Look] = deque()
+        self._samples: deque[_Sample] = deque()
 
     def add(self, at_s: float, *, done: int, tokens: int) -> None:
         """Add the numbers of finished rollouts and of their tokens at a time."""
-        self._looks.append(_Look(at_s, done, tokens))
-        while at_s - self._looks[0].at_s > _WINDOW_S:
-            self._looks.popleft()
+        self._samples.append(_Sample(at_s, done, tokens))
+        while at_s - self._samples[0].at_s > _WINDOW_S:
+            self._samples.popleft()
 
     @property
     def rollouts_per_s(self) -> float | None:
         """Rollouts that ended per second; None while the period is too short."""
-        first, last = self._looks[0], self._looks[-1]
+        first, last = self._samples[0], self._samples[-1]
         return self._rate(last.done - first.done)
 
     @property
     def tokens_per_s(self) -> float | None:
         """Tokens of ended attempts per second; None while the period is too short."""
-        first, last = self._looks[0], self._looks[-1]
+        first, last = self._samples[0], self._samples[-1]
         return self._rate(last.tokens - first.tokens)
 
     def left_s(self, n_open: int) -> float | None:
@@ -50,5 +50,5 @@ class Pace:
         return n_open / rate if rate and rate > 0 else None
 
     def _rate(self, n: int) -> float | None:
-        over_s = self._looks[-1].at_s - self._looks[0].at_s
+        over_s = self._samples[-1].at_s - self._samples[0].at_s
         return n / over_s if over_s >= _LEAST_S else None

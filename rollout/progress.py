@@ -52,13 +52,13 @@ def wait_for_run(
                 state = deployment.transact(run_state, run)
                 is_over = state in (RunState.FINISHED, RunState.CANCELLED)
                 if is_over or time.monotonic() >= show_at:
-                    asked_at = time.monotonic()
+                    queried_at = time.monotonic()
                     status = deployment.transact(run_status, run, started=started)
                     show(status)
                     if status.is_done or status.has_failed:
                         return status
                     # Slow queries are made less often.
-                    cost_s = time.monotonic() - asked_at
+                    cost_s = time.monotonic() - queried_at
                     show_at = time.monotonic() + max(_REFRESH_S, 10 * cost_s)
                     if deadline is not None and time.monotonic() > deadline:
                         raise WaitTimeout(

@@ -38,8 +38,10 @@ def _agents() -> Iterator[Entry]:
     for name in list_agents():
         agent = get_agent_class(name)
         function = getattr(agent, "function", None)
-        made = [function] if function else [vars(base).get("__init__") for base in agent.__mro__]
-        yield _entry(name, agent.__doc__, agent.known_options(), made)
+        callables = (
+            [function] if function else [vars(base).get("__init__") for base in agent.__mro__]
+        )
+        yield _entry(name, agent.__doc__, agent.known_options(), callables)
 
 
 def _tools(settings: Settings) -> Iterator[Entry]:
@@ -48,8 +50,8 @@ def _tools(settings: Settings) -> Iterator[Entry]:
         tool = registry.get_tool(name)
         schema = tool.get_openai_tool_schema()
         # A tool of a class without `options` accepts any setting; a function accepts none.
-        stated = getattr(type(tool), "__dict__", {}).get("options", {})
-        yield _entry(name, schema.function.description, stated, [])
+        options = getattr(type(tool), "__dict__", {}).get("options", {})
+        yield _entry(name, schema.function.description, options, [])
     for name, server in settings.worker.mcp.items():
         place = server.command or hide_secret(server.arguments()["url"])
         yield _entry(f"{MCP_PREFIX}{name}", f"The tools of the MCP server {place}.", {}, [])
@@ -65,13 +67,13 @@ def _entry(
     name: str,
     text: str | None,
     options: Mapping[str, Any] | None,
-    made: list[Callable[..., Any] | None],
+    callables: list[Callable[..., Any] | None],
 ) -> Entry:
     """Return the entry of an agent, tool or reward; options None: any are accepted."""
     paragraph = " ".join(inspect.cleandoc(text or "").partition("\n\n")[0].split())
     first, stop, _ = paragraph.partition(". ")
     summary = first + stop.strip()
-    defaults = _defaults(made)
+    defaults = _defaults(callables)
     return {
         "name": name,
         "summary": summary or "(it has no docstring)",
@@ -85,10 +87,10 @@ def _entry(
     }
 
 
-def _defaults(made: list[Callable[..., Any] | None]) -> dict[str, Any]:
+def _defaults(callables: list[Callable[..., Any] | None]) -> dict[str, Any]:
     """Return the default values in the signatures; the first signature takes precedence."""
     found: dict[str, Any] = {}
-    for function in made:
+    for function in callables:
         if function is not None:
             for parameter in inspect.signature(function).parameters.values():
                 if parameter.default is not parameter.empty:

@@ -1,9 +1,8 @@
 """Chooses the request queue of a run, and checks that its workers may call the run's endpoint.
 
-The endpoint is the model's, or the container of a remote agent.
-
-`run`, `resume` and `submit` use it. All workers of a queue must be able to run all its requests, so
-a run with its own plug-ins or endpoint gets a queue of its own. Must not: start a process.
+The endpoint is the model's, or the container of a remote agent. `run`, `resume` and `submit` use
+this module. All workers of a queue must be able to run all its requests, so a run with its own
+plug-ins or endpoint gets a queue of its own. Must not: start a process.
 """
 
 from __future__ import annotations

@@ -1,23 +1,58 @@
-"""The output of `rollout show` for groups, rollouts and conversations."""
+"""The output of `rollout show`: runs, groups, rollouts and conversations."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.contract.trajectory import TrajectoryRecord
-from rollout.output import number, print_table, safe_text
-from rollout.tables import prompt_preview
+from pipeline.store.runs import Run
+from pipeline.store.status import RunStatus
+from rollout.output import number, print_fields, print_json, print_table, safe_text
+from rollout.segment_tables import segments_document
+from rollout.tables import print_status, prompt_preview
+
+if TYPE_CHECKING:
+    from pipeline.tokens.segments import Segments
 
 
-def print_group(found: dict[str, Any]) -> None:
+def print_run(
+    found: Run, status: RunStatus, groups: list[dict[str, Any]], *, as_json: bool
+) -> None:
+    """Print a run: its status, configuration, origin and first groups."""
+    config = found.config.model_dump(mode="json")
+    origin = found.origin.model_dump(mode="json")
+    if as_json:
+        print_json(
+            status.to_json()
+            | {
+                "drops": status.drops,
+                "waits": list(status.waits),
+                "reason": found.state_reason,
+                "policy_version": found.policy_version,
+                "created_at": found.created_at.isoformat(),
+                "config": config,
+                "first_groups": groups,
+                "origin": origin,
+            }
+        )
+        return
+    print_status(status)
+    print_fields("asked for", config)
+    print_fields("came from", origin)
+    _print_groups(groups, total=sum(status.groups.values()))
+
+
+def print_group(found: dict[str, Any], *, as_json: bool) -> None:
     """Print a group: its prompt and its rollouts."""
-    state = found["state"] + (f" ({found['drop_reason']})" if found["drop_reason"] else "")
+    if as_json:
+        print_json(found)
+        return
     print_table(
         ("group", found["label"]),
         [
             ("id", found["group_id"]),
-            ("state", state),
+            ("state", _group_state(found)),
             ("mean reward", number(found["reward_mean"])),
             ("standard deviation", number(found["reward_std"])),
             ("prompt", prompt_preview(found["prompt"], width=400)),
@@ -41,8 +76,7 @@ def print_group(found: dict[str, Any]) -> None:
     )
 
 
-def print_groups(groups: list[dict[str, Any]], *, total: int) -> None:
-    """Print the first groups of a run, one per line."""
+def _print_groups(groups: list[dict[str, Any]], *, total: int) -> None:
     if not groups:
         return
     print_table(
@@ -50,7 +84,7 @@ def print_groups(groups: list[dict[str, Any]], *, total: int) -> None:
         [
             (
                 each["label"],
-                each["state"] + (f" ({each['drop_reason']})" if each["drop_reason"] else ""),
+                _group_state(each),
                 f"{each['succeeded']}/{each['rollouts']}",
                 each["failed"],
                 number(each["reward_mean"]),
@@ -62,6 +96,25 @@ def print_groups(groups: list[dict[str, Any]], *, total: int) -> None:
     )
     if total > len(groups):
         print(f"{total - len(groups)} more groups: --limit {total}")
+
+
+def _group_state(group: dict[str, Any]) -> str:
+    reason = group["drop_reason"]
+    return f"{group['state']} ({reason})" if reason else group["state"]
+
+
+def rollout_document(
+    found: dict[str, Any],
+    record: TrajectoryRecord | None,
+    merged: Segments | None,
+    *,
+    raw: bool,
+) -> dict[str, Any]:
+    """Return the document of `rollout show rollout --json`; `raw` adds the whole record."""
+    document = found | {"messages": record.messages if record else []}
+    if raw:
+        document["record"] = record.model_dump() if record else None
+    return document | (segments_document(merged) if merged else {})
 
 
 def print_rollout(found: dict[str, Any]) -> None:

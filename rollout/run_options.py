@@ -15,19 +15,14 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 
-from pipeline.contract.agentcore import AGENT, AgentCoreTarget
-from pipeline.contract.base_urls import carries_credentials
-from pipeline.contract.errors import ConfigError, InputError
+from pipeline.contract.agentcore import AGENT
+from pipeline.contract.errors import InputError
 from pipeline.contract.run import RunConfig
 from pipeline.contract.url_secrets import hide_passwords
 from pipeline.settings.sections import AgentCoreSettings
+from rollout.remote_target import E_TARGET, remote_target
 
 E_OPTION = "E106"
-E_TARGET = "E126"
-E_NO_RESULTS = "E127"
-
-#: Settings of remote agents that are part of a run.
-_STORED_FIELDS = ("results_bucket", "session_timeout_s", "payload_style")
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,88 +154,49 @@ def run_config(
     """
     values: dict[str, Any] = copy.deepcopy(dict(defaults))
     for name in ("agent", "model", "base_url", "n", "max_attempts", "max_error_rate", "purpose"):
-        _put(values, name, getattr(options, name))
-    _put(values, "queue", options.queue)
+        _set_path(values, name, getattr(options, name))
+    _set_path(values, "queue", options.queue)
     if options.tools is not None:
         values["tools"] = [name.strip() for name in options.tools.split(",") if name.strip()]
     if options.reward is not None:
         values["reward"] = None if options.reward == "none" else options.reward
     for name in ("max_steps", "max_tokens", "timeout_s"):
-        _put(values, f"limits.{name}", getattr(options, name))
+        _set_path(values, f"limits.{name}", getattr(options, name))
     for name in ("temperature", "seed"):
-        _put(values, f"sampling.{name}", getattr(options, name))
-    if (target := _remote_target(options, agentcore or AgentCoreSettings())) is not None:
+        _set_path(values, f"sampling.{name}", getattr(options, name))
+    if _is_remote(options):
+        target = remote_target(options.target, agentcore or AgentCoreSettings())
         values |= {"agent": AGENT, "agentcore": target}
         if options.reward is None:
             values["reward"] = None
     for assignment in options.on_error or ():
-        error_class, action = _halves(assignment, "--on-error CLASS=ACTION")
-        _put(values, f"on_error.{error_class}", action)
+        error_class, action = _split_assignment(assignment, "--on-error CLASS=ACTION")
+        _set_path(values, f"on_error.{error_class}", action)
     for assignment in options.set or ():
-        field, value = _halves(assignment, "--set FIELD=VALUE")
-        _put(values, field, _value(value))
+        field, value = _split_assignment(assignment, "--set FIELD=VALUE")
+        _set_path(values, field, _parsed(value))
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:
         raise _bad_option(error) from None  # pydantic shows the input, which may be a secret
 
 
-def _remote_target(options: SubmitOptions, settings: AgentCoreSettings) -> dict[str, Any] | None:
-    if options.executor in (None, "local"):
-        if options.target is None:
-            return None
-        raise InputError(
-            "--target names a remote agent.", remedy="Add --executor agentcore.", code=E_TARGET
-        )
-    if options.executor != AGENT:
+def _is_remote(options: SubmitOptions) -> bool:
+    if options.executor not in (None, "local", AGENT):
         raise InputError(
             f"There is no executor {options.executor!r}.",
             remedy="Known: local, agentcore.",
             code=E_OPTION,
         )
-    if options.target is None:
+    is_remote = options.executor == AGENT
+    if options.target is not None and not is_remote:
         raise InputError(
-            "The executor agentcore needs a target.",
-            remedy="Name the agent: --target ARN, or --target http://HOST:8080",
-            code=E_TARGET,
+            "--target names a remote agent.", remedy="Add --executor agentcore.", code=E_TARGET
         )
-    if not settings.results_bucket:
-        raise ConfigError(
-            "No bucket for the results of remote agents is set.",
-            remedy="Set ROLLOUT_AGENTCORE__RESULTS_BUCKET, or agentcore.results_bucket.",
-            code=E_NO_RESULTS,
-        )
-    if settings.payload_style == "training" and not settings.results_queue_url:
-        raise ConfigError(
-            "The payload style `training` announces results on SQS, and no queue is set.",
-            remedy="Set ROLLOUT_AGENTCORE__RESULTS_QUEUE_URL, or another agentcore.payload_style.",
-            code=E_NO_RESULTS,
-        )
-    fields = {name: getattr(settings, name) for name in _STORED_FIELDS}
-    queue = settings.results_queue_url
-    queue_url = queue.get_secret_value() if queue else None
-    # The run is stored and shown, and the app gets the URL in its payload.
-    if queue_url and carries_credentials(queue_url):
-        raise ConfigError(
-            "The URL of the queue of results carries credentials.",
-            why="Runs are stored and shown, and the URL is sent to the agent.",
-            remedy="Name it without them; access to the queue comes from the AWS credentials.",
-            code=E_NO_RESULTS,
-        )
-    try:
-        return AgentCoreTarget(
-            target=options.target, results_queue_url=queue_url, **fields
-        ).model_dump()
-    except ValidationError as error:
-        reason = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
-        raise InputError(
-            f"The target {hide_passwords(options.target)} cannot be used: {reason}.",
-            remedy="Name an http(s) URL, or arn:aws:bedrock-agentcore:REGION:ACCOUNT:runtime/ID.",
-            code=E_TARGET,
-        ) from None
+    return is_remote
 
 
-def _halves(assignment: str, form: str) -> tuple[str, str]:
+def _split_assignment(assignment: str, form: str) -> tuple[str, str]:
     left, equals, right = assignment.partition("=")
     if not equals:
         option = form.partition(" ")[0]
@@ -250,7 +206,7 @@ def _halves(assignment: str, form: str) -> tuple[str, str]:
     return left, right
 
 
-def _put(values: dict[str, Any], path: str, value: Any) -> None:
+def _set_path(values: dict[str, Any], path: str, value: Any) -> None:
     if value is None:
         return
     *sections, name = path.split(".")
@@ -261,7 +217,7 @@ def _put(values: dict[str, Any], path: str, value: Any) -> None:
     values[name] = value
 
 
-def _value(text: str) -> Any:
+def _parsed(text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError:

@@ -10,6 +10,7 @@ import json
 import secrets
 import subprocess
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from pipeline.store.prompts import PromptSource
 from producers.datasets import BadRow, read_prompts
 from producers.enqueue import EnqueueReport, enqueue
 from rollout.deployment import Deployment
-from rollout.output import note
+from rollout.output import fields, note
 from rollout.run_options import SubmitOptions
 
 #: File names that only state the split; the dataset is then named after the folder.
@@ -29,6 +30,27 @@ _SPLIT_NAMES = frozenset({"train", "test", "validation", "valid", "val", "dev", 
 
 #: Longest wait for git: a folder on a slow network must not hold up a run.
 _GIT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """An enqueued dataset."""
+
+    report: EnqueueReport
+    skipped: int | None  #: bad rows; None without `--skip-bad`
+
+    def __str__(self) -> str:
+        report = self.report
+        return (
+            f"Run {report.run.slug}: {report.prompts} prompts, {report.rollouts} rollouts; "
+            f"{report.added} prompts are new."
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document of `rollout submit --json`."""
+        document = fields(self.report, "prompts", "rollouts", "added")
+        skipped = {} if self.skipped is None else {"skipped": self.skipped}
+        return {"run": self.report.run.slug} | document | skipped
 
 
 def require_source(options: SubmitOptions) -> None:
@@ -47,8 +69,8 @@ def enqueue_dataset(
     *,
     slug: str | None = None,
     plugins: Sequence[str] | None = None,
-) -> tuple[EnqueueReport, int | None]:
-    """Enqueue; return the report, and the number of skipped rows (None without `--skip-bad`).
+) -> Submission:
+    """Enqueue a dataset as a run.
 
     Args:
         deployment: The store.
@@ -63,14 +85,14 @@ def enqueue_dataset(
     """
     name, split = name_and_split(options)
     slug = slug or options.run or new_slug(name)
-    aside = _BadRows(deployment.settings.data_dir / "bad-rows" / f"{slug}.jsonl")
+    bad_rows = _BadRows(deployment.settings.data_dir / "bad-rows" / f"{slug}.jsonl")
     prompts = read_prompts(
         options.dataset,
         prompt_field=options.prompt_field,
         answer_field=options.answer_field,
         split=split,
         limit=options.limit,
-        on_bad=aside.keep if options.skip_bad else None,
+        on_bad=bad_rows.keep if options.skip_bad else None,
     )
     stored = deployment.find_exactly(slug)
     if stored is not None and stored.state is RunState.CANCELLED:
@@ -89,20 +111,9 @@ def enqueue_dataset(
             options.dataset, deployment.settings.worker.plugins if plugins is None else plugins
         ),
     )
-    if aside.count:
-        note(f"{aside.count} bad rows were put aside: {aside.path}")
-    return report, aside.count if options.skip_bad else None
-
-
-def submission_json(report: EnqueueReport, skipped: int | None) -> dict[str, Any]:
-    """Return the document of `rollout submit --json`."""
-    document: dict[str, Any] = {
-        "run": report.run.slug,
-        "prompts": report.prompts,
-        "rollouts": report.rollouts,
-        "added": report.added,
-    }
-    return document if skipped is None else document | {"skipped": skipped}
+    if bad_rows.count:
+        note(f"{bad_rows.count} bad rows were skipped; they are in {bad_rows.path}")
+    return Submission(report, bad_rows.count if options.skip_bad else None)
 
 
 def name_and_split(options: SubmitOptions) -> tuple[str, str]:

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -95,8 +95,7 @@ class LocalProcesses:
 
     def start_controller(self, *, only: str | None = None) -> None:
         """Start a controller, or one of its services alone."""
-        arguments = ["--only", only] if only else []
-        self._spawn(CONTROLLER, [CONTROLLER, *arguments], with_database=True)
+        self.spawn(CONTROLLER, ["--only", only] if only else [])
 
     def start_workers(self, n: int, options: WorkerOptions, *, queue: str | None = None) -> None:
         """Start workers alone; arguments as for `start`."""
@@ -106,11 +105,40 @@ class LocalProcesses:
         if queue:
             arguments += ["--queues", queue]
         for _ in range(n):
-            self._spawn(WORKER, [WORKER, *arguments], with_database=False)
+            self.spawn(WORKER, arguments)
 
-    def spawn_other(self, kind: str, arguments: list[str]) -> ChildProcess:
-        """Start another command that ends with this one."""
-        return self._spawn(kind, arguments, with_database=False)
+    def spawn(self, kind: str, arguments: Sequence[str]) -> ChildProcess:
+        """Start the command of this name, detached from the terminal.
+
+        A process that does not stay reads from a pipe, which the kernel closes when we end for any
+        reason. The process then ends too.
+        """
+        log = _new_log(self.settings.data_dir / "logs", kind)
+        command = [sys.executable, "-P", "-m", "rollout"]
+        command += ["--data-dir", str(self.settings.data_dir), kind, *arguments]
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                command if self.stays else [*command, "--while-stdin"],
+                stdin=subprocess.DEVNULL if self.stays else subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                env=self._environment(kind),
+                cwd=self.folder,
+                start_new_session=True,
+            )
+        child = ChildProcess(
+            kind,
+            process.pid,
+            os_processes.start_mark(process.pid) or "gone",
+            self.stays,
+            str(log),
+            time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            _fingerprint(self.settings),
+        )
+        self._started[child] = process
+        child.note.parent.mkdir(exist_ok=True)
+        child.note.write_text(json.dumps(asdict(child)) + "\n")
+        return child
 
     @property
     def kinds(self) -> frozenset[str]:
@@ -152,41 +180,8 @@ class LocalProcesses:
                 process.stdin.close()
         self._started = {}
 
-    def _spawn(self, kind: str, arguments: list[str], *, with_database: bool) -> ChildProcess:
-        """Start a command, detached from the terminal.
-
-        A process that does not stay reads from a pipe, which the kernel closes when we end for any
-        reason. The process then ends too.
-        """
-        log = _new_log(self.settings.data_dir / "logs", kind)
-        command = [sys.executable, "-P", "-m", "rollout"]
-        command += ["--data-dir", str(self.settings.data_dir), *arguments]
-        with log.open("ab") as output:
-            process = subprocess.Popen(
-                command if self.stays else [*command, "--while-stdin"],
-                stdin=subprocess.DEVNULL if self.stays else subprocess.PIPE,
-                stdout=output,
-                stderr=output,
-                env=self._environment(with_database=with_database),
-                cwd=self.folder,
-                start_new_session=True,
-            )
-        child = ChildProcess(
-            kind,
-            process.pid,
-            os_processes.start_mark(process.pid) or "gone",
-            self.stays,
-            str(log),
-            time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            _fingerprint(self.settings),
-        )
-        self._started[child] = process
-        child.note.parent.mkdir(exist_ok=True)
-        child.note.write_text(json.dumps(asdict(child)) + "\n")
-        return child
-
-    def _environment(self, *, with_database: bool) -> dict[str, str]:
-        """Return our environment with the resolved URLs; workers get no database credentials."""
+    def _environment(self, kind: str) -> dict[str, str]:
+        """Return our environment with the resolved URLs; only controllers get the database's."""
         settings = self.settings
         environment = {
             name: value
@@ -197,7 +192,7 @@ class LocalProcesses:
         if settings.profile:
             environment["ROLLOUT_PROFILE"] = settings.profile
         environment.pop("ROLLOUT_DATABASE__URL", None)
-        if with_database and settings.database.url:
+        if kind == CONTROLLER and settings.database.url:
             environment["ROLLOUT_DATABASE__URL"] = settings.database.url.get_secret_value()
         if settings.broker.url:
             environment["ROLLOUT_BROKER__URL"] = settings.broker.url.get_secret_value()

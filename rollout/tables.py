@@ -29,7 +29,7 @@ def exit_code(final: RunStatus, *, go_on: str) -> int:
     allowed = f"more than the {final.allowed_error_rate:.0%} that are allowed"
     why = allowed if final.is_done else f"it is paused because {final.state_reason}"
     note(
-        f"Run {run} has failed: {why}. When the cause is mended, queue the failed rollouts again "
+        f"Run {run} has failed: {why}. When the cause is repaired, queue the failed rollouts again "
         f"(rollout retry {run}) and go on (rollout {go_on} {run})."
     )
     return EXIT_RUN_FAILED

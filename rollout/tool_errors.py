@@ -10,8 +10,8 @@ from typing import Any
 
 from pipeline.contract.activity import UNREADABLE_CALLS
 from pipeline.queue.payloads import open_payloads
-from pipeline.store.inspection import read_bodies
 from pipeline.store.runs import Run
+from pipeline.store.stored_bodies import read_bodies
 from pipeline.trainer.bodies import try_read_record
 from rollout.deployment import Deployment
 from rollout.output import note

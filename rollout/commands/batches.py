@@ -10,10 +10,10 @@ from pipeline.contract.errors import InputError
 from pipeline.contract.train_batch import DEFAULT_STALENESS, BatchSpec
 from pipeline.queue.payloads import open_payloads
 from pipeline.trainer.client import TrainerClient
-from rollout.batch_tables import batch_json, print_batch
+from rollout.batch_tables import print_pulled
 from rollout.deployment import Deployment, opened
 from rollout.options import Json, RunName
-from rollout.output import note, print_answer, print_json
+from rollout.output import print_answer
 
 Consumer = Annotated[str, typer.Option(metavar="NAME", help="The trainer; part of a batch's key.")]
 Step = Annotated[int, typer.Option(min=0, help="The trainer's step; part of a batch's key.")]
@@ -58,17 +58,9 @@ def pull(
         max_staleness=max_staleness,
     )
     with opened(ctx) as deployment:
-        batch = _client(deployment, run, consumer).pull(
-            step, spec, policy_version=policy_version, timeout_s=timeout_s
-        )
-    if as_json:
-        print_json(batch_json(batch))
-    else:
-        print_batch(batch)
-        note(
-            f"When its checkpoint is durable: rollout commit {batch.run} --consumer "
-            f"{consumer} --step {step}"
-        )
+        client = _client(deployment, deployment.find_run(run).slug, consumer)
+        batch = client.pull(step, spec, policy_version=policy_version, timeout_s=timeout_s)
+    print_pulled(batch, as_json=as_json)
 
 
 def commit(
@@ -84,9 +76,8 @@ def commit(
     Repeating the command changes nothing.
     """
     with opened(ctx) as deployment:
-        client = _client(deployment, run, consumer)
-        consumed = client.commit(step, checkpoint_uri=checkpoint_uri)
-        slug = client.stats().run
+        slug = deployment.find_run(run).slug
+        consumed = _client(deployment, slug, consumer).commit(step, checkpoint_uri=checkpoint_uri)
     print_answer(
         {"run": slug, "consumer": consumer, "step": step, "groups": consumed},
         f"{consumed} groups of run {slug} are consumed, up to step {step}.",
@@ -94,10 +85,6 @@ def commit(
     )
 
 
-def _client(deployment: Deployment, run: str, consumer: str) -> TrainerClient:
-    return TrainerClient(
-        deployment.engine,
-        run=deployment.find_run(run).slug,
-        consumer=consumer,
-        payloads=open_payloads(deployment.settings),
-    )
+def _client(deployment: Deployment, slug: str, consumer: str) -> TrainerClient:
+    payloads = open_payloads(deployment.settings)
+    return TrainerClient(deployment.engine, run=slug, consumer=consumer, payloads=payloads)

@@ -13,16 +13,10 @@ from pydantic import SecretStr
 
 from pipeline.contract.url_secrets import hide_secret
 from pipeline.settings import load_settings, settings_layers
-from rollout.deployment import settings_flags
 from rollout.options import Json
 from rollout.output import print_json, print_table
 
-config = typer.Typer(help="Look at the settings.", no_args_is_help=True)
-
-
-@config.callback()
-def _config() -> None:
-    """Show the settings."""
+config = typer.Typer(no_args_is_help=True)
 
 
 @config.command()
@@ -34,10 +28,9 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Print every setting with its value."""
-    flags = settings_flags(ctx)
-    settings = load_settings(overrides=flags)
+    settings = load_settings(overrides=ctx.obj)
     values = {name: _plain(value) for name, value in _values(settings.model_dump())}
-    origins = _origins(settings_layers(overrides=flags)) if origin else {}
+    origins = _origins(settings_layers(overrides=ctx.obj)) if origin else {}
     if as_json:
         print_json(
             {

@@ -10,12 +10,12 @@ from typing import Annotated
 import typer
 
 from pipeline.contract.errors import InputError
-from pipeline.service import spare_garbage_collection
+from pipeline.service import reduce_garbage_collection
 from rollout.deployment import open_deployment, settings_of
 from rollout.logs import log_to_stderr
 from rollout.options import Json, WhileStdin
 from rollout.output import print_json
-from rollout.parent_process import end_with_stdin
+from rollout.signals import end_with_stdin
 
 
 def controller(
@@ -48,7 +48,7 @@ def controller(
         end_with_stdin()
 
     def ready() -> None:
-        spare_garbage_collection()
+        reduce_garbage_collection()
         if as_json:
             print_json({"ready": True, "pid": os.getpid()})
 

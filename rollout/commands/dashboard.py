@@ -47,7 +47,7 @@ def flower(
     if not broker.has_remote_control:
         raise NotAllowed(
             "Flower would show nothing with SQS.",
-            why="SQS cannot tell several readers the same thing, so workers send no events.",
+            why="SQS has no broadcasts, so workers send no events.",
             remedy="Follow runs by: rollout watch, rollout status, rollout errors.",
             code=E_NO_EVENTS,
         )

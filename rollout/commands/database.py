@@ -14,7 +14,7 @@ from rollout.deployment import borrowed_store, settings_of
 from rollout.options import Json
 from rollout.output import print_answer
 
-db = typer.Typer(help="Upgrade and check the database's schema.", no_args_is_help=True)
+db = typer.Typer(no_args_is_help=True)
 
 
 @db.command()
@@ -25,7 +25,7 @@ def upgrade(ctx: typer.Context, as_json: Json = False) -> None:
     """
     with borrowed_store(settings_of(ctx)) as engine:
         revision = schema.upgrade(engine)
-    _say(revision, revision, f"The database has schema {revision}.", as_json=as_json)
+    _print(revision, revision, f"The database has schema {revision}.", as_json=as_json)
 
 
 @db.command()
@@ -34,7 +34,7 @@ def current(ctx: typer.Context, as_json: Json = False) -> None:
     with borrowed_store(settings_of(ctx)) as engine:
         found, needed = schema.current(engine), schema.head()
     text = f"The database has schema {found or 'none'}; this version needs {needed}."
-    _say(found, needed, text, as_json=as_json)
+    _print(found, needed, text, as_json=as_json)
 
 
 @db.command()
@@ -52,13 +52,13 @@ def check(
     with borrowed_store(settings_of(ctx)) as engine:
         schema.require_current(engine)
         needed = schema.head()
-        said = f"The database has schema {needed}, as it should."
+        text = f"The database has schema {needed}, as it should."
         if run:
             checked = transact(engine, find_run, run)
             transact(engine, require_accounting, checked)
-            said += f" Each group and rollout of {checked.slug} is in exactly one place."
-    _say(needed, needed, said, as_json=as_json)
+            text += f" Each group and rollout of {checked.slug} is in exactly one place."
+    _print(needed, needed, text, as_json=as_json)
 
 
-def _say(current: str | None, head: str, text: str, *, as_json: bool) -> None:
+def _print(current: str | None, head: str, text: str, *, as_json: bool) -> None:
     print_answer({"current": current, "head": head}, text, as_json=as_json)

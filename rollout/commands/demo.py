@@ -30,4 +30,4 @@ def demo(
         from rollout.demo.play import play
 
         play(machine.wait_ready(), prompts=prompts, n=n, as_json=as_json)
-    note(f"Nothing of it is left. It took {time.monotonic() - started:.1f} s.")
+    note(f"The demo is removed. It took {time.monotonic() - started:.1f} s.")

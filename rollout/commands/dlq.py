@@ -5,29 +5,15 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from sqlalchemy import Connection
 
-from pipeline.contract.errors import InputError
 from pipeline.redrive import redrive_all
-from pipeline.store.dead_letters import (
-    DeadLetter,
-    drop_dead_letters,
-    get_dead_letter,
-    list_dead_letters,
-)
-from rollout.dead_letter_tables import letter_document, print_letter, print_letters, print_requeued
+from pipeline.store.dead_letters import drop_dead_letters, get_dead_letter, list_dead_letters
+from rollout.dead_letters import Selection, print_letter, print_letters, print_requeued
 from rollout.deployment import opened
-from rollout.options import DryRun, Json, Yes
-from rollout.output import confirm, did, print_answer, print_json
+from rollout.options import Json, takes
+from rollout.output import did, print_answer
 
-dlq = typer.Typer(help="List, requeue and drop dead letters.", no_args_is_help=True)
-
-Ids = Annotated[
-    list[int] | None, typer.Argument(metavar="[ID]...", help="Numbers, see `rollout dlq list`.")
-]
-Every = Annotated[
-    bool, typer.Option("--all", help="All that have not been requeued.", show_default=False)
-]
+dlq = typer.Typer(no_args_is_help=True)
 
 
 @dlq.command("list")
@@ -49,10 +35,7 @@ def list_(
         letters = deployment.transact(
             list_dead_letters, kind=kind, run_id=run_id, redriven=redriven, limit=limit
         )
-    if as_json:
-        print_json({"dead_letters": [letter_document(letter) for letter in letters]})
-    else:
-        print_letters(letters)
+    print_letters(letters, as_json=as_json)
 
 
 @dlq.command("show")
@@ -68,59 +51,36 @@ def show(
 
 
 @dlq.command("requeue")
-def requeue(
-    ctx: typer.Context,
-    ids: Ids = None,
-    every: Every = False,
-    yes: Yes = False,
-    dry_run: DryRun = False,
-    as_json: Json = False,
-) -> None:
+@takes(Selection, "selection")
+def requeue(ctx: typer.Context, selection: Selection) -> None:
     """Process dead letters again.
 
     Rollouts get a new budget of attempts. Completions are processed like newly received ones.
     Groups that were dropped become ready again.
     """
     with opened(ctx) as deployment:
-        chosen = deployment.transact(_chosen, ids, every)
-        if chosen and not dry_run:
-            confirm(f"Requeue {len(chosen)} dead letters?", yes=yes)
-        if dry_run:
-            results = ["would be tried"] * len(chosen)
+        letters = selection.confirmed(deployment, "Requeue {} dead letters?")
+        if selection.dry_run:
+            results = ["would be tried"] * len(letters)
         else:
-            results = redrive_all(deployment.engine, chosen)
-    print_requeued(chosen, results, dry_run=dry_run, as_json=as_json)
+            results = redrive_all(deployment.engine, letters)
+    print_requeued(letters, results, dry_run=selection.dry_run, as_json=selection.as_json)
 
 
 @dlq.command("drop")
-def drop(
-    ctx: typer.Context,
-    ids: Ids = None,
-    every: Every = False,
-    yes: Yes = False,
-    dry_run: DryRun = False,
-    as_json: Json = False,
-) -> None:
+@takes(Selection, "selection")
+def drop(ctx: typer.Context, selection: Selection) -> None:
     """Delete dead letters for good.
 
     The rollouts that they name stay as they are.
     """
     with opened(ctx) as deployment:
-        chosen = deployment.transact(_chosen, ids, every)
-        numbers = [letter.dead_letter_id for letter in chosen]
-        if numbers and not dry_run:
-            confirm(f"Delete {len(numbers)} dead letters for good?", yes=yes)
+        letters = selection.confirmed(deployment, "Delete {} dead letters for good?")
+        numbers = [letter.dead_letter_id for letter in letters]
+        if not selection.dry_run:
             deployment.transact(drop_dead_letters, numbers)
     print_answer(
-        {"dropped": numbers, "dry_run": dry_run},
-        f"{len(numbers)} dead letters {did('dropped', dry_run)}.",
-        as_json=as_json,
+        {"dropped": numbers, "dry_run": selection.dry_run},
+        f"{len(numbers)} dead letters {did('dropped', selection.dry_run)}.",
+        as_json=selection.as_json,
     )
-
-
-def _chosen(connection: Connection, ids: list[int] | None, every: bool) -> list[DeadLetter]:
-    if bool(ids) == every:
-        raise InputError("Name dead letters by their numbers, or say --all.", code="E104")
-    if every:
-        return list_dead_letters(connection, limit=1_000_000)
-    return [get_dead_letter(connection, number) for number in dict.fromkeys(ids or ())]

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import typer
 
-from pipeline.store.dropped_groups import drop_group, find_place
+from pipeline.store.dropped_groups import drop_group, find_holder
 from pipeline.store.inspection import find_group, read_group
 from rollout.deployment import opened
 from rollout.options import DryRun, GroupName, Json, Yes
 from rollout.output import confirm, print_answer
 
-drop = typer.Typer(help="Keep a complete group from the trainers.", no_args_is_help=True)
-
-
-@drop.callback()
-def _group() -> None:
-    """Keep a complete group from the trainers."""
+drop = typer.Typer(no_args_is_help=True)
 
 
 @drop.command("group")
@@ -33,20 +28,20 @@ def drop_one(
     """
     with opened(ctx) as deployment:
         group_id = deployment.transact(find_group, group)
-        place = deployment.transact(find_place, group_id)
+        found = deployment.transact(find_holder, group_id)
         label = deployment.transact(read_group, group_id)["label"]
-        holder = f", leased to step {place.step} of {place.consumer}" if place.consumer else ""
+        holder = f", leased to step {found.step} of {found.consumer}" if found.consumer else ""
         if not dry_run:
-            confirm(f"Drop group {label} ({place.state}{holder})?", yes=yes)
+            confirm(f"Drop group {label} ({found.state}{holder})?", yes=yes)
             deployment.transact(drop_group, group_id)
     print_answer(
         {
             "group": label,
-            "before": place.state,
-            "consumer": place.consumer,
-            "step": place.step,
+            "before": found.state,
+            "consumer": found.consumer,
+            "step": found.step,
             "dry_run": dry_run,
         },
-        f"Group {label} ({place.state}{holder}) {'would be' if dry_run else 'is'} dropped.",
+        f"Group {label} ({found.state}{holder}) {'would be' if dry_run else 'is'} dropped.",
         as_json=as_json,
     )

@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 
 from pipeline.contract.errors import InputError
-from pipeline.store.inspection import errors_by_class, errors_by_worker
-from pipeline.store.tracebacks import list_tracebacks
+from pipeline.store.run_errors import errors_by_class, errors_by_worker, list_tracebacks
 from rollout.deployment import opened
 from rollout.options import Json, RunName
 from rollout.output import print_json

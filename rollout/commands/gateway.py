@@ -11,7 +11,7 @@ from rollout.deployment import settings_of, with_broker
 from rollout.logs import log_to_stderr
 from rollout.options import Json, WhileStdin
 from rollout.output import note, print_json
-from rollout.parent_process import end_with_stdin
+from rollout.signals import end_with_stdin
 
 
 def gateway(
@@ -27,11 +27,11 @@ def gateway(
     they become the trajectory of the attempt. They carry keys that are signed with the deployment's
     broker.signing_key. The process runs until SIGTERM or Ctrl-C.
     """
-    settings = settings_of(ctx, {})
+    settings = settings_of(ctx)
     log_to_stderr(settings.log_level)
     if while_stdin:
         end_with_stdin()
-    from workers.process.lone_gateway import deployment_keys, run_gateway
+    from workers.process.standalone_gateway import deployment_keys, run_gateway
 
     keys = deployment_keys(settings)
     settings = with_broker(settings)

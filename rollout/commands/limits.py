@@ -18,7 +18,7 @@ from rollout.limit_tables import described, limit_document, model_title, print_l
 from rollout.options import Json
 from rollout.output import print_answer, print_json
 
-limits = typer.Typer(help="Limit the calls to a model endpoint, live.", no_args_is_help=True)
+limits = typer.Typer(no_args_is_help=True)
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ import typer
 
 from pipeline.contract.errors import InputError
 from rollout.options import Json, WhileStdin
-from rollout.parent_process import end_with_stdin
+from rollout.signals import end_with_stdin
 from workers.offline_policy.policy import OfflinePolicyOptions
 from workers.offline_policy.server import run_server
 

@@ -12,7 +12,7 @@ from rollout.deployment import opened
 from rollout.options import Json, RunName
 from rollout.output import print_answer, print_json, print_table
 
-policy = typer.Typer(help="Publish and list the versions of a policy.", no_args_is_help=True)
+policy = typer.Typer(no_args_is_help=True)
 
 
 @policy.command("publish")

@@ -69,7 +69,7 @@ def _seen(settings: Settings) -> list[Process]:
         try:
             return transact(engine, list_processes)
         except PipelineError as error:
-            note(f"The store was not asked: {error}")
+            note(f"The store was not queried: {error}")
             return []
 
 

@@ -66,7 +66,7 @@ def remove(deployment: Deployment, run: Run) -> tuple[dict[str, int], int]:
         NotAllowed: The run is in use.
     """
     deployment.transact(begin_removal, run)
-    _let_workers_know(deployment, run)
+    _wait_for_workers(deployment, run)
     # Bodies first: after an interruption the rows still name them, and another call can go on.
     bodies = open_payloads(deployment.settings).delete_all(str(run.run_id))
     rows: Counter[str] = Counter()
@@ -84,10 +84,10 @@ def _exactly(deployment: Deployment, name: str) -> Run:
     return found
 
 
-def _let_workers_know(deployment: Deployment, run: Run) -> None:
+def _wait_for_workers(deployment: Deployment, run: Run) -> None:
     """Wait until workers know that the rollouts were cancelled a moment ago (ADR 0010)."""
     since = deployment.transact(seconds_since_cancel, run)
     left = 2 * deployment.settings.lease.heartbeat_s - since if since is not None else 0.0
     if left > 0:
-        note(f"Its rollouts were just cancelled: workers have {left:.0f} s to hear of it.")
+        note(f"Its rollouts were just cancelled: waiting {left:.0f} s until all workers know.")
         time.sleep(left)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from pipeline.store.status import run_status
-from rollout.deployment import Deployment, opened
+from rollout.deployment import opened
 from rollout.options import DryRun, Json, RunName, WorkerOptions, parse_error_class, takes
-from rollout.output import note, print_answer, print_json
-from rollout.rescoring import RescoreJob, Rescorer, RescoreWait
-from rollout.tables import print_scores
+from rollout.rescore_tables import print_requested, print_scored
+from rollout.rescoring import Rescorer
 
 #: Exit code when no trajectory could be scored.
 _EXIT_ALL_FAILED = 4
@@ -57,46 +55,12 @@ def rescore(
         )
         if dry_run or not wait:
             count = job.total if dry_run else rescorer.request(job, awaited=False)
-            _print_request(job, count, dry_run=dry_run, as_json=as_json)
+            print_requested(job, count, dry_run=dry_run, as_json=as_json)
             return
-        waiting = RescoreWait(deployment.engine, job, timeout_s=wait_timeout_s)
-        rescorer.score(job, waiting, workers=workers, each=local.concurrency)
-        _print_end(deployment, job, waiting, as_json=as_json)
-    if waiting.failed and not waiting.scored:
+        ended = rescorer.score(
+            job, workers=workers, concurrency=local.concurrency, timeout_s=wait_timeout_s
+        )
+        status = deployment.transact(run_status, job.run)
+    print_scored(job, ended, status, as_json=as_json)
+    if ended.failed and not ended.scored:
         raise typer.Exit(_EXIT_ALL_FAILED)
-
-
-def _document(job: RescoreJob, requested: int, *, dry_run: bool) -> dict[str, Any]:
-    asked = {"run": job.run.slug, "reward": job.reward}
-    return asked | {"requested": requested, "dry_run": dry_run}
-
-
-def _print_request(job: RescoreJob, requested: int, *, dry_run: bool, as_json: bool) -> None:
-    verb = "would be" if dry_run else "are to be"
-    print_answer(
-        _document(job, requested, dry_run=dry_run),
-        f"{requested} trajectories of run {job.run.slug} {verb} scored by {job.reward}.",
-        as_json=as_json,
-    )
-    if not (dry_run or as_json):
-        note(f"Workers of the queue {job.queue} score them: rollout worker --queues {job.queue}")
-
-
-def _print_end(
-    deployment: Deployment, job: RescoreJob, ended: RescoreWait, *, as_json: bool
-) -> None:
-    status = deployment.transact(run_status, job.run)
-    scores = [
-        score
-        for score in status.scores
-        if score.name == job.reward or score.name.startswith(f"{job.reward}.")
-    ]
-    if as_json:
-        means = [asdict(score) for score in scores]
-        counts = {"scored": ended.scored, "failed": ended.failed, "scores": means}
-        print_json(_document(job, ended.total, dry_run=False) | counts)
-    else:
-        print(f"{ended} by {job.reward}.")
-        print_scores(scores)
-    if ended.failed:
-        note(f"{ended.failed} could not be scored. The first of them: {ended.reason}")

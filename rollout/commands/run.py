@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from pipeline.store.status import RunStatus
 from rollout.deployment import settings_of
-from rollout.local_run import LocalOptions, resume_run, run_dataset
-from rollout.options import Json, RunName, WorkerOptions, takes
+from rollout.local_run import resume_run, run_dataset
+from rollout.options import Json, LocalOptions, RunName, WorkerOptions, takes
 from rollout.output import note, print_json
 from rollout.run_options import SubmitOptions
+from rollout.submission import Submission
 from rollout.tables import exit_code, print_status
 
 
@@ -33,16 +34,13 @@ def run(
     failure.
     """
 
-    def tell(document: dict[str, Any]) -> None:
+    def print_enqueued(submission: Submission) -> None:
         if as_json and not local.wait:
-            print_json(document)
-            return
-        note(
-            f"Run {document['run']}: {document['prompts']} prompts, {document['rollouts']} "
-            f"rollouts; {document['added']} prompts are new."
-        )
+            print_json(submission.to_json())
+        else:
+            note(str(submission))
 
-    final = run_dataset(settings_of(ctx), options, worker, local, on_enqueued=tell)
+    final = run_dataset(settings_of(ctx), options, worker, local, on_enqueued=print_enqueued)
     _end(final, as_json=as_json)
 
 

@@ -12,6 +12,7 @@ from rollout.deployment import opened
 from rollout.options import Json, RunName
 from rollout.output import note, number, print_json, print_table
 from rollout.progress import wait_for_run
+from rollout.signals import EXIT_INTERRUPTED
 from rollout.tables import exit_code, print_status
 
 
@@ -81,6 +82,6 @@ def watch(
             final = wait_for_run(deployment, found, timeout_s=timeout_s)
         except KeyboardInterrupt:
             note(f"The run goes on. Watch it again: rollout watch {found.slug}")
-            raise typer.Exit(130) from None
+            raise typer.Exit(EXIT_INTERRUPTED) from None
     print_status(final, as_json=as_json)
     raise typer.Exit(exit_code(final, go_on="continue"))

@@ -12,13 +12,18 @@ from pipeline.store.samples import list_groups
 from pipeline.store.status import run_status
 from rollout.deployment import opened
 from rollout.options import GroupName, Json, RolloutName, RunName
-from rollout.output import print_fields, print_json
-from rollout.rollout_tables import print_group, print_groups, print_messages, print_rollout
-from rollout.segment_tables import print_segments, segments_document
-from rollout.stored_attempts import record_of, segments_of, stored_body
-from rollout.tables import print_status
+from rollout.output import print_json
+from rollout.rollout_tables import (
+    print_group,
+    print_messages,
+    print_rollout,
+    print_run,
+    rollout_document,
+)
+from rollout.segment_tables import print_segments
+from rollout.stored_attempts import record_of, segments_of, take_body
 
-show = typer.Typer(help="Show a run, a group or a rollout.", no_args_is_help=True)
+show = typer.Typer(no_args_is_help=True)
 
 
 @show.command("run")
@@ -37,27 +42,7 @@ def show_run(
                 list_groups(connection, found, limit=limit),
             )
         )
-    config = found.config.model_dump(mode="json")
-    origin = found.origin.model_dump(mode="json")
-    if as_json:
-        print_json(
-            status.to_json()
-            | {
-                "drops": status.drops,
-                "waits": list(status.waits),
-                "reason": found.state_reason,
-                "policy_version": found.policy_version,
-                "created_at": found.created_at.isoformat(),
-                "config": config,
-                "first_groups": groups,
-                "origin": origin,
-            }
-        )
-        return
-    print_status(status)
-    print_fields("asked for", config)
-    print_fields("came from", origin)
-    print_groups(groups, total=sum(status.groups.values()))
+    print_run(found, status, groups, as_json=as_json)
 
 
 @show.command("group")
@@ -67,10 +52,7 @@ def show_group(ctx: typer.Context, group: GroupName, as_json: Json = False) -> N
         found = deployment.transact(
             lambda connection: read_group(connection, find_group(connection, group))
         )
-    if as_json:
-        print_json(found)
-        return
-    print_group(found)
+    print_group(found, as_json=as_json)
 
 
 @show.command("rollout")
@@ -98,20 +80,13 @@ def show_rollout(
         found = deployment.transact(
             lambda connection: read_rollout(connection, find_rollout(connection, rollout))
         )
-        stored = stored_body(found, attempt)
-        record = record_of(deployment, stored) if messages or raw or as_json else None
-        merged = segments_of(deployment, stored) if tokens else None
-    for each in found["attempts"]:
-        del each["trajectory"]
-    if raw and not as_json:
+        body = take_body(found, attempt)
+        record = record_of(deployment, body) if messages or raw or as_json else None
+        merged = segments_of(deployment, body) if tokens else None
+    if as_json:
+        print_json(rollout_document(found, record, merged, raw=raw))
+    elif raw:
         print_json(record.model_dump() if record else None)
-    elif as_json:
-        print_json(
-            found
-            | {"messages": record.messages if record else []}
-            | ({"record": record.model_dump() if record else None} if raw else {})
-            | (segments_document(merged) if merged else {})
-        )
     else:
         print_rollout(found)
         if messages:

@@ -7,10 +7,10 @@ import typer
 from rollout.deployment import opened, settings_of
 from rollout.known_names import find_unknown
 from rollout.options import Json, takes
-from rollout.output import note, print_json
+from rollout.output import note, print_answer
 from rollout.request_queue import require_allowed_endpoint
 from rollout.run_options import SubmitOptions, run_config
-from rollout.submission import enqueue_dataset, require_source, submission_json
+from rollout.submission import enqueue_dataset, require_source
 
 
 @takes(SubmitOptions, "options")
@@ -30,12 +30,7 @@ def submit(ctx: typer.Context, options: SubmitOptions, as_json: Json = False) ->
         ):
             note(f"Warning: {unknown} Workers must have it among their plug-ins.")
         require_allowed_endpoint(deployment, config)
-        document = submission_json(*enqueue_dataset(deployment, options, config))
-    if as_json:
-        print_json(document)
-    else:
-        print(
-            f"Run {document['run']}: {document['prompts']} prompts, {document['rollouts']} "
-            f"rollouts; {document['added']} prompts are new."
-        )
-        note(f"Follow it: rollout watch {document['run']}")
+        submission = enqueue_dataset(deployment, options, config)
+    print_answer(submission.to_json(), str(submission), as_json=as_json)
+    if not as_json:
+        note(f"Follow it: rollout watch {submission.report.run.slug}")

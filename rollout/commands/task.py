@@ -23,12 +23,7 @@ from workers.sandbox.kinds import set_default_kind
 EXIT_BAD_TASKS = 2
 _LONGEST = 300
 
-task = typer.Typer(help="Check coding tasks before a model works on them.", no_args_is_help=True)
-
-
-@task.callback()
-def _group() -> None:
-    """Check coding tasks before a model works on them."""
+task = typer.Typer(no_args_is_help=True)
 
 
 @task.command("check")
@@ -50,13 +45,13 @@ def check(
     """
     settings = settings_of(ctx)
     set_default_kind(settings.worker.sandbox)
-    asked = run_config(SubmitOptions(file, agent=agent, set=set_, reward="none"), settings.run)
-    require_known(asked, plugins=settings.worker.plugins)
-    made = get_agent_class(asked.agent)(**asked.agent_config)
-    if not isinstance(made, CodingAgent):
-        raise InputError(f"Agent {asked.agent!r} has no tasks with tests.", code=E_OPTION)
+    config = run_config(SubmitOptions(file, agent=agent, set=set_, reward="none"), settings.run)
+    require_known(config, plugins=settings.worker.plugins)
+    agent_object = get_agent_class(config.agent)(**config.agent_config)
+    if not isinstance(agent_object, CodingAgent):
+        raise InputError(f"Agent {config.agent!r} has no tasks with tests.", code=E_OPTION)
     prompts = list(read_prompts(file, limit=limit))
-    checks = asyncio.run(check_tasks([each.payload for each in prompts], made, concurrency))
+    checks = asyncio.run(check_tasks([each.payload for each in prompts], agent_object, concurrency))
     rows = [
         {"task": prompt.payload.get("id", prompt.row_no), **asdict(found)}
         for prompt, found in zip(prompts, checks, strict=True)
@@ -70,12 +65,12 @@ def check(
 
 
 def _print_checks(rows: list[dict[str, Any]]) -> None:
-    words = {True: "yes", False: "no", None: "–"}
+    shown = {True: "yes", False: "no", None: "–"}
     columns = ("starts", "untouched_fails", "gold_passes")
     print_table(
         ("task", "starts", "untouched fails", "gold patch passes", "problem"),
         [
-            (row["task"], *(words[row[name]] for name in columns), _one_line(row["problem"]))
+            (row["task"], *(shown[row[name]] for name in columns), _one_line(row["problem"]))
             for row in rows
         ],
     )
@@ -84,5 +79,5 @@ def _print_checks(rows: list[dict[str, Any]]) -> None:
 
 
 def _one_line(problem: str) -> str:
-    words = " ".join(problem.split())
-    return words if len(words) <= _LONGEST else f"{words[:_LONGEST]} …"
+    line = " ".join(problem.split())
+    return line if len(line) <= _LONGEST else f"{line[:_LONGEST]} …"

@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from pipeline.service import spare_garbage_collection
+from pipeline.service import reduce_garbage_collection
 from rollout.deployment import settings_of, with_broker
 from rollout.logs import log_to_stderr
 from rollout.options import Json, WhileStdin, WorkerOptions, takes
 from rollout.output import print_json
-from rollout.parent_process import end_with_stdin
+from rollout.signals import end_with_stdin
 
 
 @takes(WorkerOptions, "options")
@@ -51,7 +51,7 @@ def worker(
     from workers.process.worker import run_worker
 
     def ready(worker_id: str) -> None:
-        spare_garbage_collection()
+        reduce_garbage_collection()
         if as_json:
             print_json({"ready": True, "worker": worker_id, "pid": os.getpid()})
 

@@ -26,6 +26,7 @@ from pipeline.settings.sections import BrokerSettings, DatabaseSettings, WorkerS
 from rollout.deployment import Deployment, engine_of
 from rollout.options import WorkerOptions
 from rollout.output import note
+from rollout.signals import interrupt_on
 from rollout.supervision import ChildProcess, LocalProcesses, find_processes, stop_processes
 
 MODEL = "offline-policy"
@@ -62,23 +63,23 @@ def temporary_services() -> Iterator[tuple[EmbeddedServices, Path]]:
     Processes that are recorded in the data directory are killed. This happens also if this process
     is killed.
     """
-    _interrupt_on_signals()
+    interrupt_on(signal.SIGTERM, signal.SIGHUP)
     folder = Path(tempfile.mkdtemp(prefix="rollout-demo-"))
     # For root, Postgres runs as another account, which must be able to enter.
     folder.chmod(0o711 if os.geteuid() == 0 else 0o700)
     services = EmbeddedServices(folder / "data", durable=False)
-    tell_ended = _remove_if_killed(services, folder)
+    end_cleaner = _remove_if_killed(services, folder)
     try:
         yield services, folder / "data"
     finally:
         _ignore_signals()
         note("Stopping and removing everything …")
         _remove(services, folder)
-        tell_ended()
+        end_cleaner()
 
 
 class DemoMachine:
-    """Starts everything; a worker and the stand-in model load while Postgres starts."""
+    """Starts everything; a worker and the stand-in model start while Postgres starts."""
 
     def __init__(self, data_dir: Path, services: EmbeddedServices, stack: ExitStack) -> None:
         note("Starting private Postgres and Redis servers …")
@@ -89,7 +90,7 @@ class DemoMachine:
         self._processes = LocalProcesses(
             self._settings, _CHILD_SETTINGS, folder=data_dir, only_environment=True
         )
-        self._policy = self._processes.spawn_other(MODEL, [MODEL, *_POLICY_OPTIONS])
+        self._policy = self._processes.spawn(MODEL, _POLICY_OPTIONS)
         self._processes.start_workers(1, WorkerOptions(concurrency=64))
         self._postgres = stack.enter_context(ThreadPoolExecutor(1)).submit(services.start_postgres)
 
@@ -105,7 +106,7 @@ class DemoMachine:
         self._processes.settings = settings
         self._processes.start_controller()
         base_url = _wait_ready(self._policy, self._processes)
-        note(f"The offline policy, a stand-in for a model, plays at {base_url}.")
+        note(f"The offline policy, a stand-in for a model, answers at {base_url}.")
         return ReadyMachine(Deployment(settings, engine), base_url, self._processes.check)
 
 
@@ -149,29 +150,21 @@ def _remove_if_killed(services: EmbeddedServices, folder: Path) -> Callable[[], 
             _ignore_signals()
             os.setsid()
             os.close(writer)
-            with open(os.devnull, "r+b") as nothing:
+            with open(os.devnull, "r+b") as null:
                 for descriptor in range(3):
-                    os.dup2(nothing.fileno(), descriptor)
+                    os.dup2(null.fileno(), descriptor)
             if not os.read(reader, 1):
                 _remove(services, folder)
         finally:
             os._exit(0)
     os.close(reader)
 
-    def tell_ended() -> None:
+    def end_cleaner() -> None:
         os.write(writer, b"1")
         os.close(writer)
         os.waitpid(pid, 0)
 
-    return tell_ended
-
-
-def _interrupt_on_signals() -> None:
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, interrupt)
+    return end_cleaner
 
 
 def _ignore_signals() -> None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from math import comb
 from typing import Any
 
-from pipeline.store.inspection import errors_by_class
+from pipeline.store.run_errors import errors_by_class
 from pipeline.store.runs import Run
 from pipeline.store.samples import count_correct
 from pipeline.store.status import RunStatus
 from rollout.batch_tables import print_batch
 from rollout.deployment import Deployment
 from rollout.output import console, counts, number, print_table
-from rollout.pass_rates import mean_pass_at_k
 from rollout.tables import print_errors, reward_text
 from rollout.tool_errors import errors_by_tool
 
@@ -59,19 +60,33 @@ def print_summary(deployment: Deployment, run: Run, status: RunStatus, batch: An
         ("speed", f"{total / max(status.elapsed_s, 0.001):.0f} rollouts/s"),
     ]
     print_table(("the demo run", ""), rows)
-    _print_troubles(deployment, run)
+    _print_failures(deployment, run)
     if batch is not None:
         print("A train batch of complete groups, as a trainer would pull it:")
         print_batch(batch)
     console().print(_NEXT)
 
 
-def _print_troubles(deployment: Deployment, run: Run) -> None:
+def pass_at_k(n: int, correct: int, k: int) -> float:
+    """Return the probability that k of n tries, drawn without replacement, include a correct one.
+
+    The estimator is that of Chen et al. 2021: `1 - C(n - correct, k) / C(n, k)`.
+    """
+    if not 0 <= correct <= n or not 1 <= k <= n:
+        raise ValueError(f"no pass@{k} of {correct} correct in {n}")
+    return 1.0 - comb(n - correct, k) / comb(n, k)
+
+
+def mean_pass_at_k(groups: Iterable[tuple[int, int]], k: int) -> float | None:
+    """Return the mean pass@k over groups of (tries, correct); None if no group has k tries."""
+    rates = [pass_at_k(n, correct, k) for n, correct in groups if n >= k]
+    return sum(rates) / len(rates) if rates else None
+
+
+def _print_failures(deployment: Deployment, run: Run) -> None:
     print("Injected failures. Most were retried, the rest are error rollouts:")
-    found = deployment.transact(errors_by_class, run)
-    print_errors(found, by="class")
-    tools = errors_by_tool(deployment, run)
-    print_errors(tools, by="tool")
+    print_errors(deployment.transact(errors_by_class, run), by="class")
+    print_errors(errors_by_tool(deployment, run), by="tool")
 
 
 def _pass_rates(deployment: Deployment, run: Run) -> dict[int, float | None]:
