@@ -87,8 +87,7 @@ def limits(
 ) -> None:
     """Measure the calls that three processes get under one limit."""
     figures = asyncio.run(measure_limits(seconds=seconds))
-    print(report.figure_table(figures))
-    _save(json_path, report.to_json(figures))
+    _report(figures, json_path)
     if any(figure.verdict == "missed" for figure in figures):
         sys.exit("a limit was missed")
 
@@ -98,9 +97,7 @@ def gateway(
     pairs: Annotated[int, typer.Option(min=1, help="Pairs of runs.")] = 5, json_path: Json = None
 ) -> None:
     """Measure what the gateway adds to a model call, and 500 streams at once."""
-    figures = asyncio.run(measure_gateway(pairs=pairs))
-    print(report.figure_table(figures))
-    _save(json_path, report.to_json(figures))
+    _report(asyncio.run(measure_gateway(pairs=pairs)), json_path)
 
 
 @app.command()
@@ -111,9 +108,7 @@ def pull(
     json_path: Json = None,
 ) -> None:
     """Measure the pull of a large batch beside reading the same arrays from a file."""
-    figures = measure_pull(groups=groups, tokens=tokens, pairs=pairs)
-    print(report.figure_table(figures))
-    _save(json_path, report.to_json(figures))
+    _report(measure_pull(groups=groups, tokens=tokens, pairs=pairs), json_path)
 
 
 @app.command()
@@ -195,7 +190,7 @@ def resume(
                 groups=-(-rollouts // GROUP_SIZE),
                 kill_every_s=kill_every_s,
                 seed=seed,
-                say=lambda line: print(line, file=sys.stderr, flush=True),
+                log=lambda line: print(line, file=sys.stderr, flush=True),
             )
     except BrokerMissing as error:
         sys.exit(str(error))
@@ -204,6 +199,11 @@ def resume(
     _save(json_path, found.to_json() | {"machine": report.machine(), "after_s": after_s})
     if found.violations or found.unequal:
         sys.exit("\n".join([*found.violations, f"{found.unequal} trajectories differ"]))
+
+
+def _report(figures: list[report.Figure], path: Path | None) -> None:
+    print(report.figure_table(figures))
+    _save(path, report.to_json(figures))
 
 
 def _save(path: Path | None, content: dict[str, Any]) -> None:

@@ -8,21 +8,15 @@ the agent.
 from __future__ import annotations
 
 import uuid
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
-import redis
 from sqlalchemy import Connection, Engine, text
 
+from benchmarks.private_servers import private_broker
 from benchmarks.store import completion_of, enqueue_prompts
 from benchmarks.store_subject import GROUP, private_store
 from pipeline.contract.messages import AttemptBeat, Heartbeat
-from pipeline.embedded import EmbeddedServices
-from pipeline.queue.broker import broker_of
 from pipeline.queue.frames import encode_completions
-from pipeline.queue.requests import RequestPublisher
 from pipeline.requests import request_of
-from pipeline.settings import load_settings
 from pipeline.store.engine import transact
 from pipeline.store.leases import keep_alive
 from pipeline.store.outcomes import record_outcomes
@@ -36,8 +30,8 @@ _TABLES = ("prompts", "groups", "rollouts", "attempts", "trajectories", "rewards
 
 def measure_footprint() -> dict[str, float]:
     """Return bytes by kind of message or row; those of rows include their indexes."""
-    with private_store() as (engine, folder):
-        found = _messages(engine, folder)
+    with private_store() as (engine, _):
+        found = _messages(engine)
         start = _log_position(engine)
         run = enqueue_prompts(engine, "footprint", prompts=_ROLLOUTS // GROUP, n=GROUP)
         found["log of enqueueing"] = (_log_position(engine) - start) / _ROLLOUTS
@@ -51,38 +45,23 @@ def measure_footprint() -> dict[str, float]:
     return found
 
 
-def _messages(engine: Engine, folder: Path) -> dict[str, float]:
+def _messages(engine: Engine) -> dict[str, float]:
     run = enqueue_prompts(engine, f"messages-{uuid.uuid4().hex[:6]}", prompts=_BATCH, n=1)
     claimed = _claim(engine, run)
     completions = [completion_of(run, attempt, b"") for attempt in claimed]
-    beats = [
-        AttemptBeat(rollout_id=one.rollout_id, attempt_no=1, phase="generating", step=3)
-        for one in claimed
-    ]
-    beat = Heartbeat(worker_id="worker@host", sequence=1, attempts=tuple(beats))
+    heartbeat = _heartbeat(claimed, step=3)
     return {
         "request": _request_bytes(run, claimed),
         "completion without its body": len(encode_completions(completions)) / len(claimed),
-        "heartbeat, for each attempt": len(beat.model_dump_json()) / len(claimed),
+        "heartbeat, for each attempt": len(heartbeat.model_dump_json()) / len(claimed),
     }
 
 
 def _request_bytes(run: Run, claimed: list[ClaimedAttempt]) -> float:
     """Publish requests as the dispatcher does, and measure their size in Redis."""
-    with TemporaryDirectory(prefix="rb-") as folder:
-        Path(folder).chmod(0o755)
-        services = EmbeddedServices(Path(folder) / "data")
-        try:
-            url = services.start_redis()
-            settings = load_settings(overrides={"broker": {"url": url}}, start=Path(folder))
-            publisher = RequestPublisher(broker_of(settings), expires_s=3600)
-            publisher.publish([request_of(run, one) for one in claimed], queue="footprint")
-            publisher.close()
-            client = redis.Redis.from_url(services.redis_client_url)
-            waiting: list[bytes] = client.lrange("footprint", 0, -1)  # pyright: ignore
-            client.close()
-        finally:
-            services.remove()
+    with private_broker() as (publisher, client):
+        publisher.publish([request_of(run, one) for one in claimed], queue="footprint")
+        waiting: list[bytes] = client.lrange("footprint", 0, -1)  # pyright: ignore
     return sum(map(len, waiting)) / len(waiting)
 
 
@@ -92,14 +71,19 @@ def _claim(engine: Engine, run: Run) -> list[ClaimedAttempt]:
 
 def _work(engine: Engine, run: Run, claimed: list[ClaimedAttempt]) -> None:
     """Report attempts in one heartbeat, then as succeeded with a body of one byte."""
-    beats = [
-        AttemptBeat(rollout_id=one.rollout_id, attempt_no=one.attempt_no, phase="generating")
+    transact(engine, keep_alive, [_heartbeat(claimed)], lease_s=30)
+    completions = [completion_of(run, one, b"\0") for one in claimed]
+    transact(engine, record_outcomes, completions)
+
+
+def _heartbeat(claimed: list[ClaimedAttempt], *, step: int = 0) -> Heartbeat:
+    attempts = tuple(
+        AttemptBeat(
+            rollout_id=one.rollout_id, attempt_no=one.attempt_no, phase="generating", step=step
+        )
         for one in claimed
-    ]
-    beat = Heartbeat(worker_id="worker@host", sequence=1, attempts=tuple(beats))
-    transact(engine, keep_alive, [beat], lease_s=30)
-    said = [completion_of(run, one, b"\0") for one in claimed]
-    transact(engine, record_outcomes, said)
+    )
+    return Heartbeat(worker_id="worker@host", sequence=1, attempts=attempts)
 
 
 def _log_position(engine: Engine) -> float:

@@ -17,14 +17,14 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
 from aiohttp import web
 
-from benchmarks.mock_server import MockServer
+from benchmarks.mock_server import ROOT, MockServer
+from benchmarks.process_tree import cpu_s
 from benchmarks.report import Figure
 from pipeline.queue.gateway_keys import GatewayKey, GatewayKeys
 
@@ -38,7 +38,6 @@ _AT_ONCE = 16
 _LATENCY_CALLS = 150
 _STREAMS = 500
 _CHUNKS, _CHUNK_S = 20, 0.25
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 async def measure_gateway(*, pairs: int) -> list[Figure]:
@@ -68,9 +67,9 @@ async def _cpu(
         before = time.process_time()
         await _calls(direct, _CALLS)
         direct_s = time.process_time() - before
-        before, gateway_before = time.process_time(), _cpu_s(pid)
+        before, gateway_before = time.process_time(), cpu_s(pid)
         await _calls(through, _CALLS)
-        gateway_s = _cpu_s(pid) - gateway_before
+        gateway_s = cpu_s(pid) - gateway_before
         added_s = time.process_time() - before + gateway_s - direct_s
         ratios.append(added_s / direct_s)
         gateway_us.append(gateway_s / _CALLS * 1e6)
@@ -95,20 +94,20 @@ async def _latency(direct: openai.AsyncOpenAI, through: openai.AsyncOpenAI) -> l
 
 
 async def _streams(base_url: str, pid: int) -> list[Figure]:
-    cpu_before = _cpu_s(pid)
+    cpu_before = cpu_s(pid)
     connector = aiohttp.TCPConnector(limit=_STREAMS)
     async with aiohttp.ClientSession(connector=connector) as session:
         started = time.perf_counter()
         work = (_stream(session, f"{base_url}/chat/completions") for _ in range(_STREAMS))
         firsts = await asyncio.gather(*work)
         wall_s = time.perf_counter() - started
-    cpu_s = _cpu_s(pid) - cpu_before
+    used_s = cpu_s(pid) - cpu_before
     generating_s = _CHUNKS * _CHUNK_S
     note = f"{wall_s:.1f} s in all, of which the model takes {generating_s:g} s"
     name = f"{_STREAMS} streams at once: first piece, p50"
     return [
         Figure("", name, median(firsts), "s", generating_s, None, True, note),
-        Figure("", "CPU of the gateway per piece", cpu_s / _STREAMS / _CHUNKS * 1e6, "us"),
+        Figure("", "CPU of the gateway per piece", used_s / _STREAMS / _CHUNKS * 1e6, "us"),
     ]
 
 
@@ -171,7 +170,7 @@ def _gateway(model_url: str) -> Iterator[tuple[int, str]]:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            cwd=Path(__file__).resolve().parent.parent,
+            cwd=ROOT,
         )
         assert process.stdout is not None
         try:
@@ -211,8 +210,3 @@ async def _stream_server() -> AsyncIterator[str]:
 
 def _event(value: Any) -> bytes:
     return b"data: " + json.dumps(value).encode() + b"\n\n"
-
-
-def _cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS

@@ -87,20 +87,15 @@ def measure_concurrency() -> list[Figure]:
             figures.append(
                 Figure("G4", "W1s efficiency, 2 workers", value, "", 0.75, 0.9, False, note)
             )
-        with PipelineSubject(concurrency=500) as subject:
-            run = subject.measure(load, mock)
+        for client, measure in (
+            ("lean", "peak memory of a worker"),
+            ("sdk", "the same with llm.client = sdk"),
+        ):
+            with PipelineSubject(concurrency=500, client=client) as subject:
+                run = subject.measure(load, mock)
             rss = run.usage["worker-0"].peak_process_rss_bytes / MIB
             note = f"{run.seen['peak_in_flight']} in flight"
-            figures.append(
-                Figure("G7", "peak memory of a worker", rss, "MiB", 150, 110, True, note)
-            )
-        with PipelineSubject(concurrency=500, client="sdk") as subject:
-            run = subject.measure(load, mock)
-            rss = run.usage["worker-0"].peak_process_rss_bytes / MIB
-            note = f"{run.seen['peak_in_flight']} in flight"
-            figures.append(
-                Figure("G7", "the same with llm.client = sdk", rss, "MiB", 150, 110, True, note)
-            )
+            figures.append(Figure("G7", measure, rss, "MiB", 150, 110, True, note))
     return figures
 
 
@@ -195,57 +190,28 @@ def measure_store(
     enqueue_s, copy_s = (median(pair[side] for pair in copies) for side in (0, 1))
     enqueued = median(ours_s / copy_s for ours_s, copy_s in copies)
     cycled = median(ours / bench for ours, bench in cycles)
-    note = f"{rows:,} rollouts in the store, {large.queued:,} queued"
-    pulled = f"{large.pull_ms:.2f} ms / {large.raw_pull_ms:.2f} ms; {note}"
+    stored = f"{rows:,} rollouts in the store, {large.queued:,} queued"
+    copied = f"{enqueue_s:.1f} s / {copy_s:.1f} s"
+    pulled = f"{large.pull_ms:.2f} ms / {large.raw_pull_ms:.2f} ms; {stored}"
+    published = f"{rows // 10:,} on the broker, {deep_ms:.1f} ms / none, {empty_ms:.1f} ms"
+    pull_ratio, publish_ratio = large.pull_ms / large.raw_pull_ms, deep_ms / empty_ms
+    cycle_rates = f"{ours:.0f}/s / {raw:.0f}/s"
     grown = [
-        (what.replace("_", " "), getattr(large, f"{what}_ms") / getattr(small, f"{what}_ms"))
-        for what in ("pull", "short_pull", "claim", "enqueue", "ingest", "cancel", "export")
+        (name.replace("_", " "), getattr(large, f"{name}_ms") / getattr(small, f"{name}_ms"))
+        for name in ("pull", "short_pull", "claim", "enqueue", "ingest", "cancel", "export")
     ]
     return [
-        Figure(
-            "G10",
-            f"enqueue {prompts:,} prompts / COPY",
-            enqueued,
-            "",
-            5,
-            3,
-            note=f"{enqueue_s:.1f} s / {copy_s:.1f} s",
-        ),
-        Figure(
-            "G11",
-            "pull 8 × 20 KB / raw SQL",
-            large.pull_ms / large.raw_pull_ms,
-            "",
-            3,
-            2,
-            note=pulled,
-        ),
-        Figure("G11", "pull 8 × 20 KB", large.pull_ms, "ms", 3, None, note=note),
-        Figure(
-            "G12",
-            "store cycles / pgbench",
-            cycled,
-            "",
-            0.25,
-            0.5,
-            False,
-            f"{ours:.0f}/s / {raw:.0f}/s",
-        ),
+        Figure("G10", f"enqueue {prompts:,} prompts / COPY", enqueued, "", 5, 3, note=copied),
+        Figure("G11", "pull 8 × 20 KB / raw SQL", pull_ratio, "", 3, 2, note=pulled),
+        Figure("G11", "pull 8 × 20 KB", large.pull_ms, "ms", 3, None, note=stored),
+        Figure("G12", "store cycles / pgbench", cycled, "", 0.25, 0.5, False, cycle_rates),
         *(
-            Figure("G13", f"{what}, growth", growth, "", 1.5, 1.2, note=f"over {small.rollouts:,}")
-            for what, growth in grown
+            Figure("G13", f"{name}, growth", growth, "", 1.5, 1.2, note=f"over {small.rollouts:,}")
+            for name, growth in grown
         ),
-        Figure(
-            "G13",
-            "publish 256 requests, growth",
-            deep_ms / empty_ms,
-            "",
-            1.5,
-            1.2,
-            note=f"{rows // 10:,} on the broker, {deep_ms:.1f} ms / none, {empty_ms:.1f} ms",
-        ),
-        Figure("", "status of a run", large.status_ms, "ms", 200, None, note=note),
-        Figure("", "error summary of a run", large.errors_ms, "ms", 200, None, note=note),
+        Figure("G13", "publish 256 requests, growth", publish_ratio, "", 1.5, 1.2, note=published),
+        Figure("", "status of a run", large.status_ms, "ms", 200, None, note=stored),
+        Figure("", "error summary of a run", large.errors_ms, "ms", 200, None, note=stored),
     ], times
 
 

@@ -33,10 +33,10 @@ from pipeline.contract.train_batch import BatchSpec
 from pipeline.queue.payloads import FolderPayloads
 from pipeline.store.batch_leases import lease_batch
 from pipeline.store.engine import transact
-from pipeline.store.inspection import errors_by_class
 from pipeline.store.operations import begin_cancel, cancel_rollouts
 from pipeline.store.outcomes import record_outcomes
 from pipeline.store.rollouts import ClaimedAttempt, claim
+from pipeline.store.run_errors import errors_by_class
 from pipeline.store.runs import get_run
 from pipeline.store.status import run_status
 from pipeline.trainer.client import TrainerClient
@@ -49,7 +49,7 @@ _INGESTS = 12
 _CLAIMS = 40
 _ENQUEUES = 5
 _PULLS = 150
-_LOOKS = 15
+_READS = 15
 _EXPORTS = 8
 _CANCELS = 12
 _RUNS = 200  # finished ones beside the large one, which hold a tenth of the rollouts
@@ -142,8 +142,9 @@ class _GrownStore:
         self._claimed.append(claimed)
 
     def ingest(self) -> None:
-        said = [completion_of(self._run, one, self._body) for one in self._claimed.pop(0)]
-        transact(self._engine, record_outcomes, said)
+        claimed = self._claimed.pop(0)
+        completions = [completion_of(self._run, one, self._body) for one in claimed]
+        transact(self._engine, record_outcomes, completions)
 
     def status(self) -> None:
         transact(self._engine, run_status, self._past)
@@ -216,9 +217,9 @@ _OPERATIONS = {
     "enqueue": _ENQUEUES,
     "claim": _CLAIMS,
     "ingest": _INGESTS,
-    "status": _LOOKS,
-    "errors": _LOOKS,
-    "short_pull": _LOOKS,
+    "status": _READS,
+    "errors": _READS,
+    "short_pull": _READS,
     "cancel": _CANCELS,
     "pull": _PULLS,
     "raw_pull": _PULLS,

@@ -124,8 +124,8 @@ class Fleet:
             note["retry_after_s"] = orders["retry_after_s"]
         for index, process in enumerate(self.processes):
             assert process.stdin is not None
-            told = times | (note if index == 0 else {})
-            process.stdin.write(json.dumps(told).encode() + b"\n")
+            order = times | (note if index == 0 else {})
+            process.stdin.write(json.dumps(order).encode() + b"\n")
             await process.stdin.drain()
 
     async def report(self) -> Report:

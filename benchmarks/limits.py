@@ -42,23 +42,24 @@ async def measure_limits(*, seconds: float) -> list[Figure]:
 
 async def _requests(server: PrivateRedis, seconds: float) -> list[Figure]:
     limits = {"requests_per_minute": 60 * _REQUESTS_PER_S, "burst": _REQUEST_BURST}
-    fleet, report = await _run(server, "requests", limits, [0] * _PROCESSES, seconds)
-    granted = report.between(*_window(fleet)) / _length_s(fleet)
+    report, since, until = await _run(server, "requests", limits, [0] * _PROCESSES, seconds)
+    granted = report.between(since, until) / (until - since)
     most = report.most_in_a_second()
     return _figures("requests", granted, most, _REQUESTS_PER_S, _REQUEST_BURST, report)
 
 
 async def _tokens(server: PrivateRedis, seconds: float) -> list[Figure]:
     limits = {"tokens_per_minute": 60 * _TOKENS_PER_S, "token_burst": _TOKEN_BURST}
-    fleet, report = await _run(server, "tokens", limits, list(_TOKENS_OF_A_CALL), seconds)
-    granted = report.tokens_between(*_window(fleet)) / _length_s(fleet)
+    report, since, until = await _run(server, "tokens", limits, list(_TOKENS_OF_A_CALL), seconds)
+    granted = report.tokens_between(since, until) / (until - since)
     most = report.most_in_a_second(tokens=True)
     return _figures("tokens", granted, most, _TOKENS_PER_S, _TOKEN_BURST, report)
 
 
 async def _run(
     server: PrivateRedis, prefix: str, limits: dict[str, int], tokens: list[int], seconds: float
-) -> tuple[Fleet, Report]:
+) -> tuple[Report, float, float]:
+    """Let the processes call; return their calls, and the window in which all of them ran."""
     fleet = Fleet(server.url, prefix, LimitStore.connect(server.url, prefix=prefix))
     try:
         await fleet.limit(**limits)
@@ -67,18 +68,9 @@ async def _run(
             for number, size in enumerate(tokens)
         ]
         await fleet.start(*runs, seconds=seconds)
-        return fleet, await fleet.report()
+        return await fleet.report(), fleet.since + _EDGE_S, fleet.until - _EDGE_S
     finally:
         await fleet.store.close()
-
-
-def _window(fleet: Fleet) -> tuple[float, float]:
-    return fleet.since + _EDGE_S, fleet.until - _EDGE_S
-
-
-def _length_s(fleet: Fleet) -> float:
-    since, until = _window(fleet)
-    return until - since
 
 
 def _figures(

@@ -17,7 +17,7 @@ _NORMAL = NormalDist()
 _UNIT = 1 / 2**64
 
 
-class Fate(NamedTuple):
+class CallPlan(NamedTuple):
     """The status and the latency of one call."""
 
     status: int
@@ -65,17 +65,17 @@ class MockBehaviour:
         """The fields as JSON values."""
         return asdict(self)
 
-    def decide(self, rollout: str, turn: int, tries: int) -> Fate:
+    def decide(self, rollout: str, turn: int, tries: int) -> CallPlan:
         """Return the fate of a rollout's call in turn `turn` after `tries` earlier tries."""
         if not self.sigma and not self.error_rate:
-            return Fate(200, self.latency_ms / 1000)
+            return CallPlan(200, self.latency_ms / 1000)
         key = f"{self.seed}/{rollout}/{turn}/{tries}".encode()
         digest = blake2b(key, digest_size=16).digest()
         chance = int.from_bytes(digest[:8], "big") * _UNIT
         if chance < self.error_rate / 2:
-            return Fate(429, 0.0)
+            return CallPlan(429, 0.0)
         delay_s = self.latency_ms / 1000 * self._factor(digest[8:])
-        return Fate(500 if chance < self.error_rate else 200, delay_s)
+        return CallPlan(500 if chance < self.error_rate else 200, delay_s)
 
     def _factor(self, random_bytes: bytes) -> float:
         if not self.sigma:

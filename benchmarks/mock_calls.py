@@ -8,6 +8,7 @@ server runs. Must not: touch a socket.
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from hashlib import blake2b
 from time import monotonic
 from typing import Any
@@ -30,26 +31,16 @@ _MODELS = {"object": "list", "data": [{"id": "mock", "object": "model", "owned_b
 _NEVER_S = 1e6
 
 
+@dataclass(slots=True)
 class Call:
     """One model call between its request and its response."""
 
-    __slots__ = ("due_at", "identity", "ledger", "response", "status", "turn")
-
-    def __init__(
-        self,
-        ledger: CallLedger,
-        identity: str | None,
-        turn: int,
-        status: int,
-        response: bytes,
-        due_at: float,
-    ) -> None:
-        self.ledger = ledger
-        self.identity = identity
-        self.turn = turn
-        self.status = status
-        self.response = response
-        self.due_at = due_at
+    ledger: CallLedger
+    identity: str | None
+    turn: int
+    status: int
+    response: bytes
+    due_at: float
 
 
 class MockLLM:

@@ -71,15 +71,15 @@ class MockConnection(asyncio.Protocol):
         data = self._buffer
         head_end = data.find(b"\r\n\r\n")
         if head_end < 0:
-            return self._refuse_if(
-                len(data) > _MAX_HEAD_BYTES, "431 Request Header Fields Too Large"
-            )
+            if len(data) > _MAX_HEAD_BYTES:
+                self._refuse("431 Request Header Fields Too Large")
+            return False
         head = data[:head_end].lower()
         if b"\r\ntransfer-encoding:" in head:
-            return self._refuse_if(True, "411 Length Required")
+            return self._refuse("411 Length Required")
         length = int(_header(head, data, b"content-length") or 0)
         if length > _MAX_BODY_BYTES:
-            return self._refuse_if(True, "413 Content Too Large")
+            return self._refuse("413 Content Too Large")
         end = head_end + 4 + length
         if len(data) < end:
             return False
@@ -92,7 +92,7 @@ class MockConnection(asyncio.Protocol):
         if not target.endswith(b"/chat/completions"):
             self._transport.write(self._mock.control(method, target.decode("latin-1"), body))
         elif asks_for_stream(body):
-            self._refuse_if(True, "400 Bad Request")
+            self._refuse("400 Bad Request")
         else:
             named = _header(head, data, b"x-rollout-id")
             identity = without_attempt(named) if named else read_identity(body)
@@ -117,12 +117,12 @@ class MockConnection(asyncio.Protocol):
         if self._buffer:
             self.data_received(b"")
 
-    def _refuse_if(self, refused: bool, status: str) -> bool:
-        if refused:
-            error = {"message": f"the mock does not serve this: {status}"}
-            self._transport.write(http_response(status, {"error": error}, "connection: close"))
-            self._transport.close()
-            self._buffer = b""
+    def _refuse(self, status: str) -> bool:
+        """Answer with an error and close the connection; no further request is served."""
+        error = {"message": f"the mock does not serve this: {status}"}
+        self._transport.write(http_response(status, {"error": error}, "connection: close"))
+        self._transport.close()
+        self._buffer = b""
         return False
 
 

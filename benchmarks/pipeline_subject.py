@@ -7,27 +7,23 @@ heartbeats. Must not: change the pipeline's processes.
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-import tempfile
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from collections.abc import Callable
+from contextlib import ExitStack
 from time import monotonic
-from types import TracebackType
 from typing import Any, Self
 
 import redis
 from sqlalchemy import Engine, text
 
+from benchmarks.faults.processes import OwnProcess, start_python
 from benchmarks.mock_behaviour import MockBehaviour
-from benchmarks.mock_server import ROOT, MockServer
+from benchmarks.mock_server import MockServer
+from benchmarks.private_servers import private_services
 from benchmarks.process_tree import ProcessMeter, resident_bytes
 from benchmarks.subjects import MOCK, Measurement
 from benchmarks.workloads import Workload
 from pipeline.contract.run import AttemptLimits, RunConfig
-from pipeline.embedded import EmbeddedServices
 from pipeline.store.engine import READY_CHANNEL, Listener, open_engine
 from pipeline.store.prompts import PromptSource
 from pipeline.store.schema import upgrade
@@ -35,9 +31,9 @@ from producers.datasets import Prompt
 from producers.enqueue import enqueue
 
 _START_TIMEOUT_S = 60
+_END_TIMEOUT_S = 30
 #: Thought, action, observation, and one to spare.
 _STEPS_OF_A_TURN = 4
-_ROLLOUT = [sys.executable, "-m", "rollout"]
 
 
 class PipelineSubject:
@@ -48,7 +44,6 @@ class PipelineSubject:
         concurrency: Concurrent attempts of each worker.
         client: Model client, `sdk` or `lean`.
         collectors: Number of collectors; the first is in the controller, others in own processes.
-        broker_url: A broker instead of the private Redis; its CPU is then not counted.
         commit_times: Turn on track_commit_timestamp in Postgres.
         server: The kind of server that the mock is taken for.
     """
@@ -60,7 +55,6 @@ class PipelineSubject:
         concurrency: int = 500,
         client: str = "lean",
         collectors: int = 1,
-        broker_url: str | None = None,
         commit_times: bool = False,
         server: str = "auto",
     ) -> None:
@@ -69,51 +63,42 @@ class PipelineSubject:
         self._concurrency = concurrency
         self._client = client
         self._collectors = collectors
-        self._broker_url = broker_url
         self._commit_times = commit_times
         self._server = server
         self._stack = ExitStack()
         self.run = ""  #: slug of the current run, or of the last one
 
     def __enter__(self) -> Self:
-        folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="rb-")))
-        folder.chmod(0o755)
-        services = self._services = EmbeddedServices(folder / "data")
-        self._stack.callback(services.remove)
+        services, folder = self._stack.enter_context(private_services())
+        self._services = services
         database = services.start_postgres()
         if self._commit_times:
             _keep_commit_times(database)
             services.down()
             database = services.start_postgres()
-        broker = self._broker_url or services.start_redis()
         self._engine: Engine = open_engine(database)
         self._stack.callback(self._engine.dispose)
         upgrade(self._engine)
         self._environment = os.environ | {
             "ROLLOUT_DATABASE__URL": database,
-            "ROLLOUT_BROKER__URL": broker,
+            "ROLLOUT_BROKER__URL": services.start_redis(),
             "ROLLOUT_DATA_DIR": str(folder / "data"),
             "ROLLOUT_LLM__CLIENT": self._client,
             "ROLLOUT_LLM__SERVER": self._server,
             "ROLLOUT_LOG_LEVEL": "WARNING",
         }
         self._pids = {s.name: s.pid for s in services.status() if s.pid is not None}
-        self._log = self._stack.enter_context((folder / "log").open("w+"))
+        self._log = folder / "log"
         self._pids["controller"] = self._spawn("controller")
         for number in range(1, self._collectors):
             name = f"collector-{number}"
             self._pids[name] = self._spawn("controller", "--only", "collector")
         for number in range(self._workers):
             self._pids[f"worker-{number}"] = self._spawn("worker", "-c", str(self._concurrency))
-        self._await_workers()
+        self._wait_for_workers()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     @property
@@ -197,11 +182,9 @@ class PipelineSubject:
         pool: Any = self._engine.pool
         with self._engine.connect() as connection:
             held = connection.execute(query).scalar_one() - pool.checkedin() - pool.checkedout()
-        found = {"postgres": held}
-        if self._broker_url is None:
-            client = redis.Redis.from_url(self._services.redis_client_url)
-            found["redis"] = len(client.client_list()) - 1
-            client.close()
+        client = redis.Redis.from_url(self._services.redis_client_url)
+        found = {"postgres": held, "redis": len(client.client_list()) - 1}
+        client.close()
         return found
 
     def held_by(self, number: int) -> int:
@@ -237,17 +220,11 @@ class PipelineSubject:
             return dict(connection.execute(query, {"run": self.run}).one()._mapping)
 
     def _spawn(self, *arguments: str) -> int:
-        process = subprocess.Popen(
-            [*_ROLLOUT, *arguments],
-            env=self._environment,
-            stdout=self._log,
-            stderr=self._log,
-            cwd=ROOT,
-        )
-        self._stack.enter_context(_ending(process))
+        process = OwnProcess(start_python("rollout", arguments, self._environment, self._log))
+        self._stack.callback(process.end, _END_TIMEOUT_S)
         return process.pid
 
-    def _await_workers(self) -> None:
+    def _wait_for_workers(self) -> None:
         deadline = monotonic() + _START_TIMEOUT_S
         listener = Listener(self._engine, READY_CHANNEL)
         query = text("SELECT count(*) FROM processes WHERE kind = 'worker'")
@@ -256,8 +233,7 @@ class PipelineSubject:
                 if connection.execute(query).scalar_one() >= self._workers:
                     break
             if monotonic() > deadline:
-                self._log.seek(0)
-                raise RuntimeError(f"the workers did not start:\n{self._log.read()[-4000:]}")
+                raise RuntimeError(f"the workers did not start:\n{self._log.read_text()[-4000:]}")
             listener.wait(0.2)
         listener.close()
 
@@ -267,16 +243,3 @@ def _keep_commit_times(database: str) -> None:
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.execute(text("ALTER SYSTEM SET track_commit_timestamp = on"))
     engine.dispose()
-
-
-@contextmanager
-def _ending(process: subprocess.Popen[Any]) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        process.terminate()
-        try:
-            process.wait(timeout=30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()

@@ -142,21 +142,34 @@ class ProcessMeter:
 def read_processes() -> Iterator[ProcessRecord]:
     """Yield all processes, except those that end during the reading."""
     for entry in os.scandir("/proc"):
-        if entry.name.isdigit() and (text := _read(f"/proc/{entry.name}/stat")):
-            # The name in parentheses may itself contain blanks and parentheses.
-            fields = text[text.rindex(")") + 2 :].split()
-            yield ProcessRecord(
-                pid=int(entry.name),
-                parent=int(fields[1]),
-                started=int(fields[19]),
-                own=int(fields[11]) + int(fields[12]),
-                reaped=int(fields[13]) + int(fields[14]),
-            )
+        if entry.name.isdigit() and (record := _read_record(int(entry.name))):
+            yield record
+
+
+def cpu_s(pid: int) -> float:
+    """Return the CPU time of one process without its children; 0 if it has ended."""
+    record = _read_record(pid)
+    return record.own * _TICK_S if record else 0.0
 
 
 def resident_bytes(pid: int) -> int:
     """Return the resident memory of one process without its children; 0 if it has ended."""
     return _read_kib(pid, "status", "VmRSS:")
+
+
+def _read_record(pid: int) -> ProcessRecord | None:
+    text = _read(f"/proc/{pid}/stat")
+    if not text:
+        return None
+    # The name in parentheses may itself contain blanks and parentheses.
+    fields = text[text.rindex(")") + 2 :].split()
+    return ProcessRecord(
+        pid=pid,
+        parent=int(fields[1]),
+        started=int(fields[19]),
+        own=int(fields[11]) + int(fields[12]),
+        reaped=int(fields[13]) + int(fields[14]),
+    )
 
 
 def _read_kib(pid: int, file: str, field: str) -> int:

@@ -7,20 +7,13 @@ shortcut that the dispatcher does not use.
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 from time import perf_counter
 
-import redis
-
+from benchmarks.private_servers import private_broker
 from pipeline.contract.rollout import RunState, group_id_of, prompt_id_of, rollout_id_of, run_id_of
 from pipeline.contract.run import RunConfig
-from pipeline.embedded import EmbeddedServices
-from pipeline.queue.broker import broker_of
-from pipeline.queue.requests import RequestPublisher
 from pipeline.requests import request_of
-from pipeline.settings import load_settings
 from pipeline.store.rollouts import ClaimedAttempt
 from pipeline.store.runs import Run
 
@@ -32,26 +25,14 @@ _ENDS = 20
 
 def measure_publish(*, depth: int) -> tuple[float, float]:
     """Return ms to publish 256 requests to an empty queue, and to one with `depth` messages."""
-    with TemporaryDirectory(prefix="rb-") as folder:
-        Path(folder).chmod(0o755)
-        services = EmbeddedServices(Path(folder) / "data")
-        try:
-            settings = load_settings(
-                overrides={"broker": {"url": services.start_redis()}}, start=Path(folder)
-            )
-            publisher = RequestPublisher(broker_of(settings), expires_s=3600)
-            requests = [request_of(_RUN, _attempt(number)) for number in range(_BATCH)]
-            took_ms: list[float] = []
-            while len(took_ms) * _BATCH < depth + _ENDS * _BATCH:
-                started = perf_counter()
-                publisher.publish(requests, queue=QUEUE)
-                took_ms.append((perf_counter() - started) * 1000)
-            publisher.close()
-            client = redis.Redis.from_url(services.redis_client_url)
-            waiting = client.llen(QUEUE)
-            client.close()
-        finally:
-            services.remove()
+    with private_broker() as (publisher, client):
+        requests = [request_of(_RUN, _attempt(number)) for number in range(_BATCH)]
+        took_ms: list[float] = []
+        while len(took_ms) * _BATCH < depth + _ENDS * _BATCH:
+            started = perf_counter()
+            publisher.publish(requests, queue=QUEUE)
+            took_ms.append((perf_counter() - started) * 1000)
+        waiting = client.llen(QUEUE)
     if waiting != len(took_ms) * _BATCH:
         raise RuntimeError(f"{waiting} of {len(took_ms) * _BATCH} requests wait in the queue")
     return median(took_ms[1 : _ENDS + 1]), median(took_ms[-_ENDS:])

@@ -49,7 +49,7 @@ class Deployment:
         return f"one core of {name}" if share >= _BUSY else "no processor"
 
     def to_json(self) -> dict[str, Any]:
-        """Give the fields and what follows from them."""
+        """Return the fields and the figures computed from them."""
         return {**asdict(self), "limit": self.limit}
 
 

@@ -45,7 +45,7 @@ class Soak:
         return all(self.growth(name) <= MOST_GROWTH for name in ours)
 
     def to_json(self) -> dict[str, Any]:
-        """Give the fields and what follows from them."""
+        """Return the fields and the figures computed from them."""
         growth = {name: round(self.growth(name), 3) for name in self.memory}
         return {**asdict(self), "growth": growth, "is_flat": self.is_flat}
 

@@ -7,17 +7,16 @@ measure.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from sqlalchemy import Engine, text
 
+from benchmarks.private_servers import private_services
 from pipeline.contract.rollout import BLOCK_ROWS, run_id_of
 from pipeline.contract.run import RunConfig
 from pipeline.contract.trajectory import TrajectoryRecord, pack_record
-from pipeline.embedded import EmbeddedServices
 from pipeline.store.engine import open_engine, transact
 from pipeline.store.prompts import seal_run
 from pipeline.store.runs import create_run
@@ -81,16 +80,11 @@ FROM filled_rollouts, unnest(ARRAY['queued', 'dispatched']) AS before
 @contextmanager
 def private_store() -> Iterator[tuple[Engine, Path]]:
     """Yield an engine on a new, migrated, durable server, and the server's folder."""
-    with tempfile.TemporaryDirectory(prefix="rb-") as folder:
-        Path(folder).chmod(0o755)
-        services = EmbeddedServices(Path(folder) / "data")
-        try:
-            engine = open_engine(services.start_postgres())
-            upgrade(engine)
-            yield engine, Path(folder)
-            engine.dispose()
-        finally:
-            services.remove()
+    with private_services() as (services, folder):
+        engine = open_engine(services.start_postgres())
+        upgrade(engine)
+        yield engine, folder
+        engine.dispose()
 
 
 def fill(engine: Engine, *, rollouts: int) -> None:

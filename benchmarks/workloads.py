@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from benchmarks.mock_answers import EXPRESSIONS, FINAL_ANSWER
+from benchmarks.mock_answers import FINAL_ANSWER
 from benchmarks.mock_behaviour import MockBehaviour
 
 QUESTION = "What is 17 times 23, and 9 more? Use the calculator."
@@ -27,11 +27,6 @@ class Workload:
     client_retries: int = 2
 
     @property
-    def calls(self) -> int:
-        """LLM calls of the whole workload without failures."""
-        return self.rollouts * self.behaviour.turns
-
-    @property
     def ideal_s(self) -> float:
         """Wall time if only the median latency took time; 0 for W0."""
         waves = math.ceil(self.rollouts / self.in_flight)
@@ -39,12 +34,8 @@ class Workload:
 
     def resized(self, *, rollouts: int | None = None, in_flight: int | None = None) -> Workload:
         """The same behaviour at another size."""
-        return Workload(
-            name=self.name,
-            behaviour=self.behaviour,
-            rollouts=rollouts or self.rollouts,
-            in_flight=in_flight or self.in_flight,
-            client_retries=self.client_retries,
+        return replace(
+            self, rollouts=rollouts or self.rollouts, in_flight=in_flight or self.in_flight
         )
 
     def rows(self) -> Iterator[dict[str, str]]:
@@ -74,5 +65,3 @@ WORKLOADS = {
         ),
     )
 }
-
-__all__ = ["EXPRESSIONS", "FINAL_ANSWER", "WORKLOADS", "Workload", "label"]

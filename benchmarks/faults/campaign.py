@@ -20,8 +20,8 @@ from benchmarks.faults.figures import count_figures
 from benchmarks.faults.invariants import find_early_calls, find_violations
 from benchmarks.faults.results import (
     CALM,
-    DEEDS,
     DRAIN,
+    HARM,
     KILL,
     LIMITED,
     STORM,
@@ -70,7 +70,7 @@ def run_campaign(
     rollouts: int = 5000,
     seed: int = 1,
     size: Size = BIG,
-    say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
+    log: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
 ) -> Campaign:
     """Run every fault on a separate deployment and check the invariants.
 
@@ -79,7 +79,7 @@ def run_campaign(
         rollouts: Rollouts of the phase with most of the faults; the others are smaller.
         seed: Seed of all random choices.
         size: Size of the deployment.
-        say: Called with lines of progress.
+        log: Called with lines of progress.
 
     Raises:
         BrokerMissing: This machine cannot start the broker.
@@ -88,21 +88,21 @@ def run_campaign(
     campaign = Campaign(broker, seed, rollouts, size.lease.lease_s)
     groups = max(8, rollouts // GROUP_SIZE)
     with Deployment(broker, size) as deployment:
-        course = _Course(deployment, campaign, Random(seed), say)
-        with course.phase(CALM, groups=groups // 5):
+        phases = _Phases(deployment, campaign, Random(seed), log)
+        with phases.phase(CALM, groups=groups // 5):
             pass
-        course.storm(groups)
-        course.drain()
-        course.say_twice(groups // 10)
-        course.say_twice(groups // 10, stored=True)
-        course.deeds()
-        course.limited()
+        phases.storm(groups)
+        phases.drain()
+        phases.duplicate(groups // 10)
+        phases.duplicate(groups // 10, stored=True)
+        phases.harms()
+        phases.limited()
     with Deployment(broker, REAL_LEASE) as deployment:
-        _Course(deployment, campaign, Random(seed), say).kill()
+        _Phases(deployment, campaign, Random(seed), log).kill()
     return campaign
 
 
-class _Course:
+class _Phases:
     """The phases, one after the other, on one deployment."""
 
     def __init__(
@@ -110,17 +110,17 @@ class _Course:
         deployment: Deployment,
         campaign: Campaign,
         random: Random,
-        say: Callable[[str], None],
+        log: Callable[[str], None],
     ) -> None:
         self._deployment = deployment
         self._campaign = campaign
         self._random = random
-        self._say = say
+        self._log = log
 
     @contextmanager
     def phase(self, name: str, *, groups: int, **options: Any) -> Iterator[FaultRun]:
         """Begin a run, let the block inject faults, and check the invariants after its end."""
-        self._say(f"{name}: {groups * GROUP_SIZE} rollouts")
+        self._log(f"{name}: {groups * GROUP_SIZE} rollouts")
         run = FaultRun(self._deployment, groups=groups, **options)
         yield run
         run.wait_terminal(timeout_s=_PATIENCE_S)
@@ -130,8 +130,8 @@ class _Course:
         lease_s = self._deployment.size.lease.lease_s
         self._campaign.phases.append(Phase(name, figures, violations, lease_s))
         for violation in violations:
-            self._say(f"VIOLATION {violation}")
-        self._say(f"  done in {figures.wall_s:.1f} s, {figures.repeated} repeated")
+            self._log(f"VIOLATION {violation}")
+        self._log(f"  done in {figures.wall_s:.1f} s, {figures.repeated} repeated")
 
     def storm(self, groups: int) -> None:
         """Inject all faults in random order while rollouts are left; trainers are killed too."""
@@ -147,13 +147,13 @@ class _Course:
             while not run.is_done():
                 order = order or self._random.sample(sorted(faults), len(faults))
                 name = order.pop()
-                self._say(f"  {name}  {dict(run.states())}")
+                self._log(f"  {name}  {dict(run.states())}")
                 run.note_fault(name)
                 faults[name](deployment, self._random)
                 time.sleep(self._random.uniform(0.5, 3.0))
             self._end_trainers(trainers)
         self._judge_training(run, trainers)
-        deployment.calm()
+        deployment.restore()
 
     def drain(self) -> None:
         """Send SIGTERM to a worker with 500 running rollouts."""
@@ -172,9 +172,9 @@ class _Course:
             phase.violations.append(f"C2: the worker that was stopped ended with {code}")
         if phase.figures.repeated:
             phase.violations.append(f"C2: {phase.figures.repeated} rollouts were executed twice")
-        deployment.calm()
+        deployment.restore()
 
-    def say_twice(self, groups: int, *, stored: bool = False) -> None:
+    def duplicate(self, groups: int, *, stored: bool = False) -> None:
         """Send every message of every process twice, half of them late.
 
         Args:
@@ -194,20 +194,20 @@ class _Course:
             run.wait_executions_end(timeout_s=_PATIENCE_S)
         if stored and not self._campaign.phases[-1].figures.repeated:
             self._campaign.phases[-1].violations.append("C11: no rollout was executed twice")
-        deployment.calm()
+        deployment.restore()
 
-    def deeds(self) -> None:
+    def harms(self) -> None:
         """Run a rollout that kills its workers, and two that block their event loops."""
         blocked_s = 2 * self._deployment.size.lease.lease_s
-        block = {"deed": "block_loop", "deed_s": blocked_s}
-        deeds = {0: {"deed": "kill_worker"}, 5: block, 9: block}
-        with self.phase(DEEDS, groups=12, deeds=deeds, max_lost=3) as run:
+        block = {"harm": "block_loop", "harm_s": blocked_s}
+        harms = {0: {"harm": "kill_worker"}, 5: block, 9: block}
+        with self.phase(HARM, groups=12, harms=harms, max_lost=3) as run:
             run.note_fault("C12 poison rollout, C13 blocked loop")
         phase = self._campaign.phases[-1]
         poisoned = [f"r{row['rollout_index']} of g{row['group_no']}" for row in self._failed(run)]
         if poisoned != ["r0 of g0"]:
             phase.violations.append(f"C12: failed are {poisoned}, and only r0 of g0 should be")
-        self._deployment.calm()
+        self._deployment.restore()
 
     def limited(self) -> None:
         """Answer most calls with 429 while all workers share a limit."""

@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from benchmarks.faults.sqs_server import shorten_visibility
@@ -49,7 +50,7 @@ def arm(place: str, nth: int) -> None:
     _SEAMS[place](is_due)
 
 
-def ask_twice(within_s: float) -> None:
+def publish_twice(within_s: float) -> None:
     """Publish every batch of requests in random order, and once more a little later."""
     from pipeline.queue.requests import RequestPublisher
 
@@ -71,12 +72,12 @@ def _arm_before_ack(is_due: Callable[[], bool]) -> None:
 
     ack = OutcomeConsumer.ack
 
-    def doomed(self: OutcomeConsumer, delivery: Delivery) -> None:
+    def patched(self: OutcomeConsumer, delivery: Delivery) -> None:
         if delivery.completions and is_due():
             die()
         ack(self, delivery)
 
-    OutcomeConsumer.ack = doomed
+    OutcomeConsumer.ack = patched
 
 
 def _arm_before_commit(is_due: Callable[[], bool]) -> None:
@@ -84,47 +85,35 @@ def _arm_before_commit(is_due: Callable[[], bool]) -> None:
 
     record: Any = collector.record_outcomes
 
-    def doomed(connection: Any, completions: Any) -> Any:
+    def patched(connection: Any, completions: Any) -> Any:
         report = record(connection, completions)
         if completions and is_due():
             die()
         return report
 
-    collector.record_outcomes = doomed
+    collector.record_outcomes = patched
 
 
-def _arm_before_publish(is_due: Callable[[], bool]) -> None:
+def _arm_publish(is_due: Callable[[], bool], *, share: float) -> None:
     from pipeline.queue.requests import RequestPublisher
 
     publish = RequestPublisher.publish
 
-    def doomed(self: RequestPublisher, requests: Any, *, queue: str) -> Any:
+    def patched(self: RequestPublisher, requests: Any, *, queue: str) -> Any:
         if is_due():
+            if first := requests[: int(share * len(requests))]:
+                publish(self, first, queue=queue)
             die()
         return publish(self, requests, queue=queue)
 
-    RequestPublisher.publish = doomed
-
-
-def _arm_half_published(is_due: Callable[[], bool]) -> None:
-    from pipeline.queue.requests import RequestPublisher
-
-    publish = RequestPublisher.publish
-
-    def doomed(self: RequestPublisher, requests: Any, *, queue: str) -> Any:
-        if is_due():
-            publish(self, requests[: len(requests) // 2], queue=queue)
-            die()
-        return publish(self, requests, queue=queue)
-
-    RequestPublisher.publish = doomed
+    RequestPublisher.publish = patched
 
 
 _SEAMS = {
     BEFORE_ACK: _arm_before_ack,
     BEFORE_COMMIT: _arm_before_commit,
-    BEFORE_PUBLISH: _arm_before_publish,
-    HALF_PUBLISHED: _arm_half_published,
+    BEFORE_PUBLISH: partial(_arm_publish, share=0.0),
+    HALF_PUBLISHED: partial(_arm_publish, share=0.5),
 }
 
 
@@ -134,7 +123,7 @@ def main() -> None:
         place, _, nth = armed.partition(":")
         arm(place, int(nth))
     if within := os.environ.get(TWICE_VARIABLE):
-        ask_twice(float(within))
+        publish_twice(float(within))
     from rollout.app import main as rollout
 
     rollout(["controller", *sys.argv[1:]])

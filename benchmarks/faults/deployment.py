@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from sqlalchemy import Engine, text
@@ -87,12 +86,7 @@ class Deployment:
             self._stack = starting.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     def _start(self, stack: ExitStack) -> None:
@@ -168,24 +162,26 @@ class Deployment:
         """Return the payload store of the workers."""
         return open_payloads(load_settings(overrides={"data_dir": str(self.folder / "data")}))
 
-    def add_controller(self, *lives: Mapping[str, str]) -> Member:
+    def add_controller(self, *environments: Mapping[str, str]) -> Member:
         """Start a controller.
 
         Args:
-            lives: Further environment of its first lives; after these it is an ordinary one.
+            environments: Further variables of its first processes; later processes have none.
         """
-        return self.fleet.start(CONTROLLER, controller.__name__, lives=lives)
+        return self.fleet.start(CONTROLLER, controller.__name__, environments=environments)
 
-    def add_worker(self, *lives: Mapping[str, str], concurrency: int | None = None) -> Member:
+    def add_worker(
+        self, *environments: Mapping[str, str], concurrency: int | None = None
+    ) -> Member:
         """Start a worker.
 
         Args:
-            lives: Further environment of its first lives; after these it is an ordinary one.
+            environments: Further variables of its first processes; later processes have none.
             concurrency: Another than the usual one.
         """
         arguments = ["-c", str(concurrency or self.size.concurrency), "--plugin", plugin.__name__]
         is_part = concurrency is not None
-        return self.fleet.start(WORKER, worker.__name__, arguments, lives, part=is_part)
+        return self.fleet.start(WORKER, worker.__name__, arguments, environments, part=is_part)
 
     @property
     def workers(self) -> list[Member]:
@@ -197,7 +193,7 @@ class Deployment:
         """The running controllers."""
         return self.fleet.members(CONTROLLER)
 
-    def calm(self) -> None:
+    def restore(self) -> None:
         """Restore the usual members and stop the injection of model failures."""
         self.model.disturb()
         for kind, count, add in (
@@ -226,7 +222,7 @@ class Deployment:
 
     def wait_ready(self) -> None:
         """Wait until every running process of the members is in the store."""
-        self.wait_until(self._all_are_heard, what="the members to be heard of")
+        self.wait_until(self._all_reported, what="the members to report")
 
     def wait_until(
         self, condition: Callable[[], Any], *, what: str, timeout_s: float = _START_TIMEOUT_S
@@ -240,19 +236,19 @@ class Deployment:
         while not (value := condition()):
             if time.monotonic() > deadline:
                 raise TimeoutError(
-                    f"waited {timeout_s:g} s for {what}.\n{self._last_words(CONTROLLER)}"
-                    f"\n{self._last_words(WORKER)}"
+                    f"waited {timeout_s:g} s for {what}.\n{self._log_end(CONTROLLER)}"
+                    f"\n{self._log_end(WORKER)}"
                 )
             time.sleep(_POLL_S)
         return value
 
-    def _all_are_heard(self) -> bool:
+    def _all_reported(self) -> bool:
         query = text("SELECT process_id FROM processes WHERE kind IN ('worker', 'collector')")
         with self.engine.connect() as connection:
-            heard = {name.rsplit("-", 2)[1] for name in connection.execute(query).scalars()}
-        return all(str(m.process.pid) in heard for m in (*self.controllers, *self.workers))
+            reported = {name.rsplit("-", 2)[1] for name in connection.execute(query).scalars()}
+        return all(str(m.process.pid) in reported for m in (*self.controllers, *self.workers))
 
-    def _last_words(self, kind: str) -> str:
+    def _log_end(self, kind: str) -> str:
         return f"--- {kind}:\n{self.fleet.logs(kind)[-3000:]}"
 
 

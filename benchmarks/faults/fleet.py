@@ -16,7 +16,7 @@ from benchmarks.faults.processes import OwnProcess, Starter
 
 #: Delay of a restart: long enough to be noticed, short compared with a lease.
 _RESTART_AFTER_S = 0.5
-_LOOK_EVERY_S = 0.05
+_CHECK_EVERY_S = 0.05
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class Member:
     module: str
     arguments: Sequence[str]
     process: OwnProcess
-    lives: Sequence[Mapping[str, str]] = ()  #: further environment of its first lives
+    environments: Sequence[Mapping[str, str]] = ()  #: further variables of its first processes
     part: bool = False  #: whether its size differs from the others of its kind
     keep: bool = True
     deaths: list[tuple[float, int]] = field(default_factory=list)  #: when, exit code
@@ -41,7 +41,7 @@ class Member:
     @property
     def is_usual(self) -> bool:
         """Whether it has the usual size and runs without injected faults."""
-        return not self.part and len(self.deaths) >= len(self.lives)
+        return not self.part and len(self.deaths) >= len(self.environments)
 
 
 class Fleet:
@@ -68,7 +68,7 @@ class Fleet:
         kind: str,
         module: str,
         arguments: Sequence[str] = (),
-        lives: Sequence[Mapping[str, str]] = (),
+        environments: Sequence[Mapping[str, str]] = (),
         *,
         part: bool = False,
         keep: bool = True,
@@ -79,15 +79,22 @@ class Fleet:
             kind: `worker`, `controller`, …
             module: Its program.
             arguments: Its arguments.
-            lives: Further environment of its first processes; later ones have none.
+            environments: Further variables of its first processes; later processes have none.
             part: Whether its size differs from the others of its kind.
             keep: Whether it is restarted when it dies.
         """
         with self._lock:
             name = f"{kind}-{sum(member.kind == kind for member in self._members)}"
-            process = self._spawn(name, module, arguments, *lives[:1])
+            process = self._spawn(name, module, arguments, *environments[:1])
             member = Member(
-                kind, name, module, arguments, process, lives=lives, part=part, keep=keep
+                kind,
+                name,
+                module,
+                arguments,
+                process,
+                environments=environments,
+                part=part,
+                keep=keep,
             )
             self._members.append(member)
         return member
@@ -134,19 +141,19 @@ class Fleet:
         return OwnProcess(self._start_process(module, arguments, environment, log))
 
     def _supervise(self) -> None:
-        while not self._closing.wait(_LOOK_EVERY_S):
+        while not self._closing.wait(_CHECK_EVERY_S):
             with self._lock:
                 for member in self._members:
                     if member.keep and not member.is_alive():
-                        self._revive(member)
+                        self._restart(member)
 
-    def _revive(self, member: Member) -> None:
+    def _restart(self, member: Member) -> None:
         now = time.monotonic()
         if member.restart_at is None:
             member.deaths.append((wall_clock(), member.process.wait(1)))
             member.restart_at = now + _RESTART_AFTER_S
         elif now >= member.restart_at:
-            life = len(member.deaths)
-            more = member.lives[life : life + 1]
+            ended = len(member.deaths)
+            more = member.environments[ended : ended + 1]
             member.process = self._spawn(member.name, member.module, member.arguments, *more)
             member.restart_at = None

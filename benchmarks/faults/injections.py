@@ -134,20 +134,20 @@ def kill_controller_at(deployment: Deployment, *places: str, timeout_s: float = 
         timeout_s: Longest wait for each death.
     """
     before = deployment.controllers
-    doomed = deployment.add_controller(*({controller.DIE_VARIABLE: place} for place in places))
+    replacement = deployment.add_controller(*({controller.DIE_VARIABLE: place} for place in places))
     for member in before:
         deployment.fleet.retire(member)
     with suppress(TimeoutError):
         for number, place in enumerate(places):
             deployment.wait_until(
-                lambda number=number: len(doomed.deaths) > number,
+                lambda number=number: len(replacement.deaths) > number,
                 what=f"the death {place}",
                 timeout_s=timeout_s,
             )
-        deployment.wait_until(doomed.is_alive, what="its next life")
+        deployment.wait_until(replacement.is_alive, what="its next process")
     for _ in range(deployment.size.controllers - 1):
         deployment.add_controller()
-    return doomed
+    return replacement
 
 
 def restart_store(deployment: Deployment, random: Random) -> None:

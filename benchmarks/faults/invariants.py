@@ -174,8 +174,8 @@ def stored_outcomes_never_change(evidence: Evidence) -> Iterator[str]:
 def groups_add_up(evidence: Evidence) -> Iterator[str]:
     """I10: enqueued = consumed + buffered + running + dropped, and drops have a reason."""
     states = Counter(group["state"] for group in evidence.groups)
-    told = sum(states[state] for state in ("consumed", "ready", "leased", "open", "dropped"))
-    if told != evidence.groups_asked:
+    total = sum(states[state] for state in ("consumed", "ready", "leased", "open", "dropped"))
+    if total != evidence.groups_asked:
         yield f"{evidence.groups_asked} groups were enqueued, found are {dict(states)}"
     for group in evidence.groups:
         if (group["state"] == "dropped") != (group["drop_reason"] is not None):

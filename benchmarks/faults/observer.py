@@ -40,14 +40,13 @@ class StoreObserver(threading.Thread):
         self._stopping = threading.Event()
         self._seen: dict[Any, Any] = {}
         self.changes: list[str] = []
-        self.looks = 0
 
     def run(self) -> None:
         """Query until stopped; slow queries are made less often, because they load the store."""
         pause_s = _EVERY_S
         while not self._stopping.wait(pause_s):
             started = time.monotonic()
-            self._look()
+            self._compare()
             pause_s = max(_EVERY_S, _SHARE * (time.monotonic() - started))
 
     def stop(self) -> None:
@@ -55,9 +54,9 @@ class StoreObserver(threading.Thread):
         if not self._stopping.is_set():
             self._stopping.set()
             self.join()
-            self._look()
+            self._compare()
 
-    def _look(self) -> None:
+    def _compare(self) -> None:
         values = {"slug": self._slug}
         try:
             with self._engine.connect() as connection:
@@ -65,7 +64,6 @@ class StoreObserver(threading.Thread):
                 digests = connection.execute(_TRAJECTORIES, values).all()
         except DBAPIError:
             return  # a fault is stopping the store
-        self.looks += 1
         found = {("outcome", row[0]): tuple(row[1:]) for row in outcomes}
         found |= {("trajectory", row[0], row[1]): row[2] for row in digests}
         for key, before in self._seen.items():

@@ -1,7 +1,7 @@
 """The workers' plug-in: an agent and a reward that record executions in a history.
 
 `rollout worker --plugin` loads it. The agent is the library's `react`, with a history entry before
-and after. A prompt may contain a `deed` that harms its worker. Must not: call the pipeline.
+and after. The field `harm` of a prompt names the damage to its worker. Must not: call the pipeline.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ EXECUTION = "execution"
 #: Name of the reward part with the same number, as it is stored.
 EXECUTION_PART = f"{NAME}.{EXECUTION}"
 
-_LOOK_EVERY_S = 0.05
+_CHECK_EVERY_S = 0.05
 
 
 @cache
@@ -47,9 +47,9 @@ class WitnessedAgent(ReActAgent):
     async def run_trajectory(
         self, prompt: dict[str, Any], llm_generate_func: Any, request_id: str, **kwargs: Any
     ) -> Trajectory:
-        """Run one prompt, after its `deed`, if any."""
+        """Run one prompt, after the damage to its worker, if the prompt names one."""
         _history().note("start", label=request_id, pid=os.getpid())
-        _do(prompt, request_id)
+        _harm_worker(prompt, request_id)
         try:
             await _pass_gate(prompt)
             trajectory = await super().run_trajectory(
@@ -88,12 +88,12 @@ async def _pass_gate(prompt: dict[str, Any]) -> None:
     """Wait for the file in the prompt, so that rollouts run until the fault is injected."""
     gate = prompt.get("gate")
     while gate and not Path(gate).exists():
-        await asyncio.sleep(_LOOK_EVERY_S)
+        await asyncio.sleep(_CHECK_EVERY_S)
 
 
-def _do(prompt: dict[str, Any], label: str) -> None:
-    deed = prompt.get("deed")
-    if deed == "kill_worker" and "-r0-" in label:
+def _harm_worker(prompt: dict[str, Any], label: str) -> None:
+    harm = prompt.get("harm")
+    if harm == "kill_worker" and "-r0-" in label:
         os.kill(os.getpid(), signal.SIGKILL)
-    if deed == "block_loop" and label.endswith("-r0-a1"):
-        time.sleep(prompt["deed_s"])
+    if harm == "block_loop" and label.endswith("-r0-a1"):
+        time.sleep(prompt["harm_s"])

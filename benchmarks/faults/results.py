@@ -15,9 +15,9 @@ STORM = "C1-C10, C12, C14-C17, one after the other"
 DRAIN = "C2 with 500 in flight"
 TWICE = "C11 everything twice, late, out of order"
 TWICE_STORED = "C11 with all bodies in the payload store"
-DEEDS = "C12 poison, C13 blocked loops"
+HARM = "C12 poison, C13 blocked loops"
 LIMITED = "C15 storm under a shared limit"
-KILL = "C1 with production's lease, no hand lent"
+KILL = "C1 with production's lease, no restart"
 
 #: Phases outside the sums: without faults, or with another lease.
 _APART = (CALM, KILL)

@@ -34,7 +34,7 @@ WHERE r.run_id = :run_id
 
 @dataclass(frozen=True, slots=True)
 class ResumeFigures:
-    """What killed workers cost."""
+    """The cost of killed workers."""
 
     rollouts: int
     turns: int
@@ -81,7 +81,7 @@ def run_trial(
     most_kills: int | None = None,
     seed: int = 1,
     patience_s: float = 600.0,
-    say: Callable[[str], None] = lambda _: None,
+    log: Callable[[str], None] = lambda _: None,
 ) -> ResumeFigures:
     """Run one calm group, and then groups whose workers are killed; compare the two.
 
@@ -92,7 +92,7 @@ def run_trial(
         most_kills: Kills after which the run is left alone; None: it never is.
         seed: Decides which worker is killed.
         patience_s: Longest time for each of the two runs.
-        say: Takes a line for each kill.
+        log: Takes a line for each kill.
 
     Raises:
         TimeoutError: A run did not end; the message has its state.
@@ -112,7 +112,7 @@ def run_trial(
         if not run.is_done() and (workers := deployment.workers):
             random.choice(workers).process.kill()
             kills += 1
-            say(f"  kill {kills}  {dict(run.states())}")
+            log(f"  kill {kills}  {dict(run.states())}")
     run.wait_terminal(timeout_s=patience_s)
     evidence = run.evidence()
     started, ended = (

@@ -51,7 +51,7 @@ class FaultRun:
         deployment: The deployment.
         groups: Number of prompts.
         name: Prefix of its slug.
-        deeds: Prompt number → further fields, such as `deed`.
+        harms: Prompt number → further fields of the prompt, such as `harm` (`plugin.py`).
         gated: Whether running rollouts wait for `open_gate`.
         config: Overrides of the fault suite's defaults.
     """
@@ -62,7 +62,7 @@ class FaultRun:
         *,
         groups: int,
         name: str = "run",
-        deeds: dict[int, dict[str, Any]] | None = None,
+        harms: dict[int, dict[str, Any]] | None = None,
         gated: bool = False,
         **config: Any,
     ) -> None:
@@ -79,7 +79,7 @@ class FaultRun:
             run=self.slug,
             config=self.config,
             source=PromptSource("faults"),
-            prompts=_prompts(groups, deeds or {}, {"gate": str(self._gate)} if gated else {}),
+            prompts=_prompts(groups, harms or {}, {"gate": str(self._gate)} if gated else {}),
         )
         self.run_id = report.run.run_id
         self._observer.start()
@@ -235,17 +235,15 @@ def _defaults() -> dict[str, Any]:
     }
 
 
-def _prompts(
-    groups: int, deeds: dict[int, dict[str, Any]], all_have: dict[str, Any]
-) -> list[Prompt]:
+def _prompts(groups: int, harms: dict[int, dict[str, Any]], common: dict[str, Any]) -> list[Prompt]:
     return [
         Prompt(
             number,
             {
                 "content": f"{QUESTION} [row {number}]",
                 "answer": FINAL_ANSWER,
-                **all_have,
-                **deeds.get(number, {}),
+                **common,
+                **harms.get(number, {}),
             },
         )
         for number in range(groups)

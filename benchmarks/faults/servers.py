@@ -32,7 +32,7 @@ _SHORTAGES = {
     "memory": ("set_vm_memory_high_watermark", "absolute", "1"),
     "disk": ("set_disk_free_limit", "1000000GB"),
 }
-_PLENTY = {
+_NORMAL = {
     "memory": ("set_vm_memory_high_watermark", "0.6"),
     "disk": ("set_disk_free_limit", "1MB"),
 }
@@ -50,11 +50,11 @@ class BrokerServer(Protocol):
     endpoint: str  #: of SQS and S3; empty for other brokers
 
     def start(self) -> None:
-        """Start it and wait until it serves."""
+        """Start the broker, and wait until it serves."""
         ...
 
     def kill(self) -> None:
-        """End it by SIGKILL."""
+        """Kill the broker by SIGKILL."""
         ...
 
     def forget(self) -> None:
@@ -62,19 +62,19 @@ class BrokerServer(Protocol):
         ...
 
     def lose_messages(self) -> None:
-        """Drop every message it holds, while it runs."""
+        """Delete all messages of the running broker."""
         ...
 
     def pause(self) -> None:
-        """Let it hang."""
+        """Stop the process, so that the broker does not answer."""
         ...
 
     def resume(self) -> None:
-        """Let it go on."""
+        """Continue the stopped process."""
         ...
 
     def close(self) -> None:
-        """Stop it for good and delete its files."""
+        """End the server and delete its files."""
         ...
 
 
@@ -86,15 +86,15 @@ class Store:
         self.url = ""
 
     def start(self) -> None:
-        """Start it and wait until it serves; recovery included."""
+        """Start the server, and wait until it serves and has recovered."""
         self.url = self._services.start_postgres()
 
     def stop_immediately(self) -> None:
-        """Stop it like `pg_ctl stop -m immediate`: no checkpoint, all connections are closed."""
+        """Stop the server like `pg_ctl stop -m immediate`, without a checkpoint."""
         signal_server(lambda: _pid_of(self._services, "postgres"), signal.SIGQUIT)
 
     def close(self) -> None:
-        """Stop it for good and delete its files."""
+        """End the server and delete its files."""
         self._services.remove()
 
 
@@ -109,18 +109,18 @@ class RedisServer:
         self.url = ""
 
     def start(self) -> None:
-        """Start it and wait until it serves."""
+        """Start the broker, and wait until it serves."""
         self.url = self._services.start_redis()
 
     def kill(self) -> None:
-        """End it by SIGKILL."""
+        """Kill the broker by SIGKILL."""
         self._signal(signal.SIGKILL)
 
     def forget(self) -> None:
-        """Do nothing, because Redis has no persistence here."""
+        """Do nothing, because this Redis has no persistence."""
 
     def lose_messages(self) -> None:
-        """FLUSHALL."""
+        """Delete all messages by FLUSHALL."""
         import redis
 
         client = redis.Redis.from_url(self._services.redis_client_url)
@@ -128,15 +128,15 @@ class RedisServer:
         client.close()
 
     def pause(self) -> None:
-        """Let it hang."""
+        """Stop the process, so that the broker does not answer."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let it go on."""
+        """Continue the stopped process."""
         self._signal(signal.SIGCONT)
 
     def close(self) -> None:
-        """Stop it for good and delete its files."""
+        """End the server and delete its files."""
         self.resume()
         self._services.remove()
 
@@ -167,7 +167,7 @@ class RabbitServer:
         self.url = f"amqp://guest:guest@127.0.0.1:{self._port}//"
 
     def start(self) -> None:
-        """Start it and wait until it serves."""
+        """Start the broker, and wait until it serves."""
         with (self._folder / "node.log").open("ab") as log:
             self._popen = subprocess.Popen(
                 [self._program],
@@ -211,23 +211,23 @@ class RabbitServer:
                     connection.close()  # a queue that was never declared closes the channel
 
     def pause(self) -> None:
-        """Let it hang."""
+        """Stop the process, so that the broker does not answer."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let it go on."""
+        """Continue the stopped process."""
         self._signal(signal.SIGCONT)
 
     def raise_alarm(self, resource: Resource) -> None:
-        """Let it count as short of a resource: it blocks publishers and serves consumers."""
+        """Make the node short of a resource, so that it blocks publishers only."""
         self._control(*_SHORTAGES[resource])
 
     def end_alarm(self, resource: Resource) -> None:
-        """Let it have enough of the resource again."""
-        self._control(*_PLENTY[resource])
+        """End the shortage of a resource."""
+        self._control(*_NORMAL[resource])
 
     def close(self) -> None:
-        """Stop it for good; its files go with the folder."""
+        """End the node; the deployment deletes its folder."""
         self.kill()
 
     def _control(self, *arguments: str) -> None:

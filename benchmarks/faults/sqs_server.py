@@ -56,7 +56,7 @@ class SqsServer:
         self.endpoint = ""
 
     def start(self) -> None:
-        """Start it and wait until it serves; after an outage, let it serve again."""
+        """Start the stand-in, and wait until it serves; end an outage."""
         if self._popen is not None:
             self.refuse("")
             return
@@ -93,15 +93,15 @@ class SqsServer:
         self._control(_LOSE, "")
 
     def pause(self) -> None:
-        """Let it hang."""
+        """Stop the process, so that the broker does not answer."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let it go on."""
+        """Continue the stopped process."""
         self._signal(signal.SIGCONT)
 
     def close(self) -> None:
-        """Stop it for good."""
+        """End the stand-in."""
         if self._popen is not None:
             self._popen.kill()
             self._popen.communicate(timeout=20)

@@ -39,7 +39,7 @@ def skew_clock(skew_s: float) -> None:
     datetime.datetime = SkewedDatetime
 
 
-def say_twice(within_s: float) -> None:
+def send_twice(within_s: float) -> None:
     """Send every message twice: half of them at once and late, the others late."""
     from pipeline.queue.completions import OutcomePublisher
 
@@ -76,7 +76,7 @@ def main() -> None:
     if skew := os.environ.get(SKEW_VARIABLE):
         skew_clock(float(skew))
     if within := os.environ.get(TWICE_VARIABLE):
-        say_twice(float(within))
+        send_twice(float(within))
     from rollout.app import main as rollout
 
     rollout(["worker", *sys.argv[1:]])

@@ -34,8 +34,9 @@ def test_a_bare_loop_finishes_every_rollout_once(mock, name, workload):
     assert measured.finished == 24
     assert measured.seen["rollouts_missing"] == 0
     assert measured.seen["rollouts_repeated"] == 0
-    assert measured.seen["answered"] == small.calls
-    assert measured.seen["calls"] == small.calls + sum(measured.seen["errors"].values())
+    calls = small.rollouts * small.behaviour.turns
+    assert measured.seen["answered"] == calls
+    assert measured.seen["calls"] == calls + sum(measured.seen["errors"].values())
     assert measured.seen["peak_in_flight"] <= 12
     assert set(measured.usage) == {name, "mock"}
     assert measured.peak_rss_bytes > 0

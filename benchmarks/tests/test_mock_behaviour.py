@@ -4,13 +4,13 @@ from statistics import mean, median
 
 import pytest
 
-from benchmarks.mock_behaviour import Fate, MockBehaviour
+from benchmarks.mock_behaviour import CallPlan, MockBehaviour
 
 CALLS = [(f"g{number:06d}-r0", turn, 0) for number in range(1000) for turn in range(3)]
 
 
 def test_without_spread_every_call_takes_the_same():
-    assert MockBehaviour(latency_ms=100).decide("g1-r0", 0, 0) == Fate(200, 0.1)
+    assert MockBehaviour(latency_ms=100).decide("g1-r0", 0, 0) == CallPlan(200, 0.1)
 
 
 def test_fates_do_not_depend_on_the_order_of_calls():

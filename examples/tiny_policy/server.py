@@ -25,7 +25,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from rollout.parent_process import end_with_stdin
+from rollout.signals import end_with_stdin
 from tiny_policy.chat import END, decode, render
 from tiny_policy.checkpoint import Checkpoint
 from tiny_policy.generation import Sample, generate

@@ -19,7 +19,7 @@ import numpy as np
 
 from pipeline.trainer.train_batch import TrainBatch
 from rollout import BatchSpec, TrainerClient
-from rollout.parent_process import end_with_stdin
+from rollout.signals import end_with_stdin
 from tiny_policy.checkpoint import Checkpoint, TrainedStep
 from tiny_policy.learning import grpo_gradient, pad
 from tiny_policy.model import Transformer
