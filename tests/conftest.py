@@ -5,11 +5,12 @@ The environment of whoever runs the tests is none of their business: it is clear
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from fixtures.brokers import (
 from fixtures.order import order_for
 from fixtures.progress import register_progress
 from fixtures.servers import PrivateServers
+from fixtures.shared import processor
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 from sqlalchemy import Engine
@@ -41,6 +43,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Begin with the tests that wait: the others need the processors meanwhile."""
     processes = getattr(config, "workerinput", {}).get("workercount", 1)
     items[:] = order_for(items, processes)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """Collect in as many processes as run at once; the others find what these have compiled."""
+    if (name := os.environ.get("PYTEST_XDIST_WORKER")) is None:
+        return (yield)
+    with processor(Path(session.config.option.basetemp).parent, int(name.removeprefix("gw"))):
+        return (yield)
+
+
+def pytest_collection_finish() -> None:
+    """Spare each garbage collection the modules and tests, which stay until the end."""
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    """Collect what the tests left once, and spare the remaining collections the rest."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_configure(config: pytest.Config) -> None:

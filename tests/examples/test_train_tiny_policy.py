@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-STEPS = 16
+STEPS = 12
 GROUPS, ROLLOUTS = 8, 8
 
 

@@ -75,9 +75,9 @@ def deployments(request: pytest.FixtureRequest) -> Iterator[Deployments]:
 
 @pytest.fixture
 def deployment(deployments: Deployments) -> Iterator[Deployment]:
-    """A calm deployment on each broker in turn: the usual members, nothing under way."""
+    """A restored deployment on each broker in turn: the usual members, nothing under way."""
     deployment = deployments.get()
-    deployment.calm()
+    deployment.restore()
     yield deployment
     if not deployment.is_quiet():
         deployments.drop()

@@ -4,6 +4,8 @@ import asyncio
 import random
 import time
 
+import pytest
+
 from benchmarks.faults import injections
 from benchmarks.faults.deployment import Deployment
 from benchmarks.faults.invariants import find_early_calls
@@ -18,6 +20,8 @@ BURST = 20
 LEARNED_S = 2.5
 
 
+# Limits and their calls do not go through the broker.
+@pytest.mark.parametrize("deployments", ["redis"], indirect=True)
 def test_no_storm_raises_the_rate_of_calls(deployment: Deployment, seeded: random.Random):
     limits = LimitSettings(requests_per_minute=60 * CALLS_PER_S, burst=BURST, max_concurrency=60)
     asyncio.run(set_limits(deployment, limits))

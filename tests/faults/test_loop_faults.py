@@ -8,7 +8,7 @@ from faults.rules import judge
 def test_a_blocked_loop_is_reported_and_its_rollouts_are_run_elsewhere(deployment: Deployment):
     blocked_s = 2 * deployment.size.lease.lease_s
     run = FaultRun(
-        deployment, groups=4, name="blocked", deeds={1: {"deed": "block_loop", "deed_s": blocked_s}}
+        deployment, groups=4, name="blocked", harms={1: {"harm": "block_loop", "harm_s": blocked_s}}
     )
     run.note_fault("C13")
     figures = judge(run)

@@ -83,7 +83,7 @@ def test_a_rollout_that_kills_its_workers_is_quarantined(deployment: Deployment)
         deployment,
         groups=4,
         name="poison",
-        deeds={poison: {"deed": "kill_worker"}},
+        harms={poison: {"harm": "kill_worker"}},
         max_lost=2,
         n=2,
     )

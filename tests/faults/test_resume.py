@@ -18,7 +18,7 @@ TURNS = 10
 
 @pytest.fixture(params=BROKERS)
 def deployment(request: pytest.FixtureRequest) -> Iterator[Deployment]:
-    size = trial_size(in_flight=24, workers=2, turns=TURNS, latency_ms=400.0, after_s=0.0)
+    size = trial_size(in_flight=16, workers=2, turns=TURNS, latency_ms=400.0, after_s=0.0)
     try:
         with Deployment(request.param, size, start_process=start_process) as made:
             yield made
@@ -27,7 +27,7 @@ def deployment(request: pytest.FixtureRequest) -> Iterator[Deployment]:
 
 
 def test_calls_of_killed_workers_are_replayed(deployment: Deployment):
-    found = run_trial(deployment, groups=3, kill_every_s=2.5, most_kills=4)
+    found = run_trial(deployment, groups=2, kill_every_s=2.5, most_kills=2)
     print(found)
     assert found.violations == ()
     assert found.unequal == 0

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from benchmarks.faults import trainer
 from benchmarks.faults.deployment import Deployment
 from benchmarks.faults.histories import read_history
@@ -15,6 +17,8 @@ from faults.rules import judge
 CONSUMERS = ("left", "right")
 
 
+# A trainer uses no broker.
+@pytest.mark.parametrize("deployments", ["redis"], indirect=True)
 def test_a_trainer_that_dies_anywhere_trains_each_group_once(
     deployment: Deployment, tmp_path: Path
 ):

@@ -213,4 +213,5 @@ def test_idle_publishers_promise_no_heartbeats(amqp_place: BrokerPlace, make_set
     publisher.close()
     with broker.connect(heartbeats=True) as connection:
         connection.connect()
+        assert connection.connection is not None
         assert connection.connection.heartbeat == 10

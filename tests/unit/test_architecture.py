@@ -58,8 +58,7 @@ LAYERS = {
     "requests": Layer(("pipeline.requests",), (*PURE, *ADAPTERS)),
     "rescorer": Layer(("pipeline.rescorer",), (*PURE, "requests", *ADAPTERS)),
     "announcer": Layer(("pipeline.policy_announcer",), (*PURE, *ADAPTERS)),
-    "replays": Layer(("pipeline.replays",), (*PURE, *ADAPTERS)),
-    "unscored": Layer(("pipeline.unscored",), (*PURE, *ADAPTERS)),
+    "attachments": Layer(("pipeline.attachments",), (*PURE, *ADAPTERS)),
     # Services: they use the adapters, and none knows another.
     **{
         name: Layer(
@@ -72,8 +71,7 @@ LAYERS = {
                 "requests",
                 "rescorer",
                 "announcer",
-                "replays",
-                "unscored",
+                "attachments",
                 *ADAPTERS,
             ),
         )

@@ -119,12 +119,12 @@ def test_a_lost_connection_forgets_what_waits(loop, pool):
 def test_all_that_wait_at_the_end_of_a_connection_are_left(loop, pool):
     work = Work(loop, 3000)
     apply(pool, *work.requests)
-    celery_hooks._too_late.set()
+    celery_hooks._is_closing.set()
     try:
         work.release(0)
         wait_until(lambda: not pool._waiting)
     finally:
-        celery_hooks._too_late.clear()
+        celery_hooks._is_closing.clear()
     work.release(1)
     pool.on_stop()
     assert (work.running, len(work.pending)) == (work.labels(0, 1), 2)

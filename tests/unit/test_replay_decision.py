@@ -6,9 +6,9 @@ import uuid
 
 import pytest
 
+from pipeline.attachments import decide_replay
 from pipeline.contract.errors import ErrorClass, ProcessDied
 from pipeline.contract.journal import RESUMED_AFTER
-from pipeline.replays import decide_replay
 from pipeline.retry import HELD_NO_MORE
 from pipeline.store.journals import EarlierAttempt
 

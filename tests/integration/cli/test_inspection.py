@@ -8,14 +8,8 @@ from sqlalchemy import Engine
 
 from pipeline.contract.errors import ErrorClass, NotFound
 from pipeline.store.engine import transact
-from pipeline.store.inspection import (
-    errors_by_class,
-    errors_by_worker,
-    find_group,
-    find_rollout,
-    read_group,
-    read_rollout,
-)
+from pipeline.store.inspection import find_group, find_rollout, read_group, read_rollout
+from pipeline.store.run_errors import errors_by_class, errors_by_worker
 
 
 @pytest.fixture

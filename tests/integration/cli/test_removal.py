@@ -235,4 +235,4 @@ def test_after_a_fresh_cancel_workers_are_given_time_to_hear_of_it(engine, rollo
     story.beat(story.claim_one())
     rollout("cancel", "fresh", "--yes")
     beats = {"ROLLOUT_LEASE__HEARTBEAT_S": "2"}
-    assert "workers have" in rollout("rm", "fresh", "--yes", environment=beats).err
+    assert "until all workers know" in rollout("rm", "fresh", "--yes", environment=beats).err

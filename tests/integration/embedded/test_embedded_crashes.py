@@ -123,7 +123,7 @@ def test_a_server_whose_pid_file_is_lost_is_never_doubled(new_services, open_dir
     pid = pid_of(new_services, "redis")
     (new_services.status()[1].data_dir / "redis.pid").unlink()
     hasty = services_at(open_dir / "data", start_timeout_s=0.3)
-    with pytest.raises(ServiceUnavailable, match="earlier server still runs") as caught:
+    with pytest.raises(ServiceUnavailable, match="earlier server still run") as caught:
         hasty.start_redis()
     assert caught.value.code == "E212"
     kill_and_wait(pid)

@@ -117,7 +117,7 @@ class _Outcome(BaseException):
     ("error", "says"),
     [
         (_Unspeakable(), "_Unspeakable: (its text cannot be shown: RuntimeError)"),
-        (asyncio.CancelledError(), "nobody had cancelled it"),
+        (asyncio.CancelledError(), "its attempt was not cancelled"),
         (KeyboardInterrupt(), "raised KeyboardInterrupt"),
         (SystemExit(3), "called sys.exit(3)"),
         (_Outcome(), "raised _Outcome"),

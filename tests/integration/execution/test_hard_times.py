@@ -209,7 +209,7 @@ def test_a_blocked_loop_is_reported_with_the_line_that_blocks_it(loop, caplog):
         sent,  # pyright: ignore[reportArgumentType]
         loop,
         InFlight(),
-        about=Heartbeat(worker_id="w", sequence=0, capacity=3),
+        template=Heartbeat(worker_id="w", sequence=0, capacity=3),
         waiting=tuple,
         activity=tuple,
         rejected=RejectedMessages(),

@@ -17,7 +17,7 @@ from pipeline.contract.run import RunConfig
 from pipeline.contract.trajectory import unpack_record
 from pipeline.settings import load_settings
 from pipeline.tokens.token_body import unpack_tokens
-from rollout.checks import check_endpoints
+from rollout.endpoint_checks import check_endpoints
 
 IDS = {"prompt_token_ids": [1, 2]}
 CHOICE = {"token_ids": [3], "logprobs": {"content": [{"token": "4", "logprob": -0.5}]}}
@@ -191,7 +191,7 @@ def test_the_doctor_names_what_is_missing_and_the_setting(
 
 
 def test_the_doctor_does_not_wait_for_a_call_that_is_never_answered(tmp_path, server, monkeypatch):
-    monkeypatch.setattr("rollout.endpoint.CALL_S", 0.1)
+    monkeypatch.setattr("rollout.endpoint_checks.CALL_S", 0.1)
     server.answers.clear()
     status, detail, _ = told_by_doctor(tmp_path, server)
     server.answers.set()

@@ -18,7 +18,7 @@ from pipeline.dispatcher import Dispatcher
 from pipeline.queue.broker import broker_of
 from pipeline.queue.claim_checks import check_out
 from pipeline.queue.frames import encode_completions
-from pipeline.queue.payloads import open_payloads
+from pipeline.queue.payloads import FolderPayloads, open_payloads
 from pipeline.queue.requests import RequestPublisher
 from pipeline.settings import Settings
 from pipeline.store.engine import transact
@@ -100,10 +100,10 @@ async def test_a_trajectory_that_is_gone_is_an_error_and_one_out_of_reach_is_tri
     assert (done.error_class, done.error.code) == ("reward_error", "no_trajectory")
     assert done.body_uri == gone.body_uri, "it is still named"
 
-    def away(_: Settings) -> Any:
+    def away(*_: Any) -> Any:
         raise ServiceUnavailable("The payload store does not answer.")
 
-    monkeypatch.setattr("workers.process.unscored.open_payloads", away)
+    monkeypatch.setattr(FolderPayloads, "get", away)
     done = await execute(scoring_of(left), runtime)
     assert done.error is not None
     assert (done.error_class, done.error.code) == ("sandbox", "payload_store")

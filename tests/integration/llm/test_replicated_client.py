@@ -71,22 +71,22 @@ async def test_rollouts_spread_over_the_endpoints_and_each_stays_on_its_own(
     assert fleet.calls() == [40, 40, 40]
     assert {a.metadata["endpoint"] for a in answers} == set(fleet.urls)
     for rollout in rollouts:
-        before = rollout.kept
+        before = rollout.current
         await ask(rollout)
-        assert rollout.kept is before
+        assert rollout.current is before
 
 
 async def test_a_rollout_leaves_an_endpoint_that_has_far_more_to_do(fleet: Fleet, ask: Any) -> None:
     rollout = fleet.rollout()
     await ask(rollout)
-    mine = rollout.kept
+    mine = rollout.current
     assert mine is not None
     mine.in_flight = 8
     await ask(rollout)
-    assert rollout.kept is mine, "somewhat more is no reason: it knows the conversation"
+    assert rollout.current is mine, "somewhat more is no reason: it knows the conversation"
     mine.in_flight = 9
     await ask(rollout)
-    assert rollout.kept is not mine
+    assert rollout.current is not mine
 
 
 async def test_the_calls_of_an_endpoint_that_dies_go_to_the_others(
@@ -165,7 +165,7 @@ async def test_stray_server_errors_leave_nobody_out_but_several_in_a_row_do(
     for status in (500, 500, 200, 503, 503, 503):
         endpoint.answer(completion() if status == 200 else {"error": "busy"}, status=status)
     alone = fleet.rollout(policy={"max_retries": 0})
-    alone.among = [replica]
+    alone.candidates = [replica]
     outages = []
     for _ in range(6):
         try:

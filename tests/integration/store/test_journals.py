@@ -11,6 +11,7 @@ from fixtures.brokers import BrokerPlace
 from fixtures.stored_run import StoredRun
 from sqlalchemy import Engine
 
+from pipeline.attachments import Attachments
 from pipeline.collector import Collector
 from pipeline.contract.errors import ErrorClass, ServiceUnavailable
 from pipeline.contract.journal import RecordedCall, pack_calls
@@ -21,7 +22,6 @@ from pipeline.queue.completions import Delivery
 from pipeline.queue.journal_frames import check_out_frame, read_journal
 from pipeline.queue.payloads import FolderPayloads, open_payloads
 from pipeline.reconciler import Reconciler
-from pipeline.replays import Replays
 from pipeline.requests import request_of
 from pipeline.settings import Settings
 from pipeline.store.engine import transact
@@ -76,7 +76,7 @@ class Journaled:
 
     def next_request(self, settings: Settings | None = None) -> RolloutRequest:
         request = request_of(self.story.run, self.story.claim_one())
-        (attached,) = Replays(self.engine, settings or self.settings).attach([request])
+        (attached,) = Attachments(self.engine, settings or self.settings).attach([request])
         return attached
 
     def carried(self, request: RolloutRequest) -> list[tuple[int, int]]:

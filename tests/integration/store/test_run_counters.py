@@ -20,10 +20,10 @@ from pipeline.reconciler import Reconciler
 from pipeline.settings import Settings
 from pipeline.store.accounting import check_accounting
 from pipeline.store.engine import transact
-from pipeline.store.inspection import errors_by_class, errors_by_worker
 from pipeline.store.operations import begin_cancel, cancel_rollouts, retry_rollouts
 from pipeline.store.rollout_filter import RolloutFilter
 from pipeline.store.run_counters import fold_run_counters
+from pipeline.store.run_errors import errors_by_class, errors_by_worker
 from pipeline.store.schema import MIGRATIONS
 from pipeline.store.status import run_status
 

@@ -6,7 +6,7 @@ from itertools import combinations
 
 import pytest
 
-from rollout.pass_rates import mean_pass_at_k, pass_at_k
+from rollout.demo.summary import mean_pass_at_k, pass_at_k
 
 
 @pytest.mark.parametrize("correct", range(6))

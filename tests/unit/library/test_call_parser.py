@@ -44,8 +44,8 @@ def test_arguments_are_read(text, args):
 
 
 def test_values_without_a_name_take_the_parameters_in_order():
-    assert parse_call("f(1, 'x', c=2)", ["a", "b", "c"]).args == {"a": 1, "b": "x", "c": 2}
-    assert parse_call("web.search-it('q')", ["query"]) == ParsedCall(
+    assert parse_call("f(1, 'x', c=2)").bind(["a", "b", "c"]).args == {"a": 1, "b": "x", "c": 2}
+    assert parse_call("web.search-it('q')").bind(["query"]) == ParsedCall(
         "web.search-it", {"query": "q"}
     )
     assert parse_call("f(1)").positional == (1,)
@@ -89,9 +89,9 @@ def test_each_unreadable_call_says_why(text, words):
 
 def test_too_many_values_and_a_name_given_twice_are_refused():
     with pytest.raises(CallParseError, match="2 values without a name; name them"):
-        parse_call("f(1, 2)", ["a"])
+        parse_call("f(1, 2)").bind(["a"])
     with pytest.raises(CallParseError, match="was given a twice"):
-        parse_call("f(1, a=2)", ["a"])
+        parse_call("f(1, a=2)").bind(["a"])
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_too_many_values_and_a_name_given_twice_are_refused():
 )
 def test_deep_syntax_is_an_error_of_the_parser_or_read(body):
     with contextlib.suppress(CallParseError):
-        parse_call(f"f({body})", ["a"])
+        parse_call(f"f({body})").bind(["a"])
 
 
 def test_where_a_call_ends_is_found_inside_other_text():
@@ -145,7 +145,7 @@ texts = st.text(max_size=30) | st.text(alphabet="fab(){}[]'\"\\,=:*.1-_ \n", max
 @example("f(__import__('sys').exit())")
 @settings(max_examples=400, deadline=None)
 def test_any_text_is_read_or_refused_with_the_parsers_own_error(text):
-    for read in (parse_call, parse_json_arguments, lambda t: parse_call(f"f({t})", ["a"])):
+    for read in (parse_call, parse_json_arguments, lambda t: parse_call(f"f({t})").bind(["a"])):
         with contextlib.suppress(CallParseError):
             read(text)
 

@@ -53,7 +53,8 @@ def test_text_is_split_at_its_labels(text, expected):
     ],
 )
 def test_every_way_to_write_a_call_is_read(text, args):
-    (step,) = read_reply(ModelResponse(text), ReplyFormat(parameter_names=lambda name: ["a"]))
+    tools = {"f": create_openai_tool_schema("f", "", {"a": {}})}
+    (step,) = read_reply(ModelResponse(text), ReplyFormat(tools=tools))
     assert (step.tool_name, step.tool_args) == ("f", args)
 
 

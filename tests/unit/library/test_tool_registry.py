@@ -102,7 +102,6 @@ def test_tools_are_made_from_a_config_a_list_objects_and_functions():
     assert tools["c"] is counter
     assert tools["t"].name == "t"
     assert list(create_tools(["calculator", "finish"])) == ["calculator", "finish"]
-    assert create_tools(None) == {}
     with pytest.raises(ValueError, match=r"Unknown tool: nothing. Known tools: bash_executor"):
         create_tools(["nothing"])
 
