@@ -30,7 +30,11 @@ def connection(pending: Pending) -> Iterator[Any]:
 
     step = LastAcknowledgements(None)
     consumer = SimpleNamespace(channel=object())
-    parent = SimpleNamespace(hub=SimpleNamespace(_pop_ready=pop_all), task_consumer=consumer)
+    parent = SimpleNamespace(
+        hub=SimpleNamespace(_pop_ready=pop_all),
+        task_consumer=consumer,
+        connection=SimpleNamespace(transport=SimpleNamespace(driver_type="redis")),
+    )
     step.start(parent)
     yield SimpleNamespace(close=lambda: step.stop(parent), open=lambda: step.start(parent))
     step.start(parent)

@@ -21,6 +21,7 @@ from celery.worker.state import (
     reserved_requests,
     task_ready,
 )
+from kombu.common import ignore_errors
 
 #: RabbitMQ: most requests that a worker receives before it has acknowledged the first of them.
 _MAX_PREFETCH = 32
@@ -121,6 +122,8 @@ class LastAcknowledgements(bootsteps.StartStopStep):
 
     Celery acknowledges a message on the next turn of its loop, after the task has started. If the
     loop ended before that, the broker would deliver the message again while this worker runs it.
+    And Celery keeps its channel until the last task has ended: requests that RabbitMQ had delivered
+    to a full worker would wait there for as long as the worker drains.
     """
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
@@ -130,7 +133,7 @@ class LastAcknowledgements(bootsteps.StartStopStep):
         _is_closing.clear()
 
     def stop(self, parent: Any) -> None:
-        """Let no further task start, then acknowledge the started ones."""
+        """Let no further task start, acknowledge the started ones, return the waiting ones."""
         with _accept_lock:
             _is_closing.set()
         if parent.hub is None:
@@ -144,8 +147,19 @@ class LastAcknowledgements(bootsteps.StartStopStep):
         flush = getattr(parent.task_consumer.channel, "flush_acknowledgements", None)
         if flush is not None:
             flush()
+        if parent.connection.transport.driver_type == "amqp":
+            ignore_errors(parent, lambda: _return_waiting(parent.task_consumer))
 
     terminate = stop
+
+
+def _return_waiting(consumer: Any) -> None:
+    """Return to RabbitMQ all requests that have not started; the others are acknowledged."""
+    consumer.cancel()  # or the broker would deliver them here again
+    consumer.recover(requeue=True)
+    for request in list(reserved_requests):
+        if not request.acknowledged:
+            task_ready(request)  # no heartbeat names it any more
 
 
 class BatchedTaskEvents(bootsteps.StartStopStep):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections import Counter
 
@@ -47,3 +48,21 @@ def test_a_full_worker_leaves_all_requests_but_one_to_others(deployment):
     deployment.gate.touch()
     deployment.wait_states({"succeeded": 24})
     assert sorted(Counter(deployment.said("started")).values()) == [1] * 24
+
+
+@pytest.mark.parametrize("broker_place", ["amqp"], indirect=True)
+def test_a_full_worker_that_is_told_to_stop_returns_what_it_has_not_started(deployment):
+    deployment.start_controller()
+    leaving = deployment.start_worker(concurrency=32)
+    deployment.submit(40)
+    deployment.wait_states({"running": 32, "dispatched": 8})
+    deployment.start_worker(concurrency=16)
+    deployment.wait_states({"running": 36, "dispatched": 4})
+    leaving.send(signal.SIGTERM)
+    deployment.wait_states({"running": 40}, timeout_s=15.0)  # the lease would take 30 s
+    deployment.gate.touch()
+    assert leaving.wait_end() == 0
+    deployment.wait_states({"succeeded": 40})
+    assert sorted(Counter(deployment.said("started")).values()) == [1] * 40
+    (attempts,) = deployment.rows("SELECT count(*) AS n FROM attempts")
+    assert attempts == {"n": 40}
