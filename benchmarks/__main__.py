@@ -174,7 +174,7 @@ def resume(
     in_flight: Annotated[int, typer.Option(min=4)] = 200,
     turns: Annotated[int, typer.Option(min=2, help="Model calls of a rollout.")] = 10,
     latency_ms: Annotated[float, typer.Option(help="Of one model call.")] = 1000.0,
-    kill_every_s: Annotated[float, typer.Option(help="Time between two killed workers.")] = 5.0,
+    kill_every_calls: Annotated[int, typer.Option(help="Model calls between two kills.")] = 1000,
     after_s: Annotated[float, typer.Option(help="The setting journal.after_s.")] = 0.0,
     seed: int = 1,
     json_path: Json = None,
@@ -188,7 +188,7 @@ def resume(
             found = run_trial(
                 deployment,
                 groups=-(-rollouts // GROUP_SIZE),
-                kill_every_s=kill_every_s,
+                kill_every_calls=kill_every_calls,
                 seed=seed,
                 log=lambda line: print(line, file=sys.stderr, flush=True),
             )

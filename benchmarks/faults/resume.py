@@ -23,6 +23,7 @@ from benchmarks.mock_behaviour import MockBehaviour
 from pipeline.contract.trajectory import unpack_record
 from pipeline.queue.claim_checks import load_body
 
+_POLL_S = 0.05
 _ROW = re.compile(r"\[row \d+\]")
 
 _BODIES = text("""
@@ -67,7 +68,7 @@ def trial_size(
         concurrency=-(-in_flight // workers),
         max_in_flight=in_flight,
         lease=SHORT_LEASE,
-        model=MockBehaviour(latency_ms=latency_ms, turns=turns),
+        model=MockBehaviour(latency_ms=latency_ms, sigma=0.3, turns=turns),
         model_timeout_s=60.0,
         journal_after_s=after_s,
     )
@@ -77,7 +78,7 @@ def run_trial(
     deployment: Deployment,
     *,
     groups: int,
-    kill_every_s: float,
+    kill_every_calls: int,
     most_kills: int | None = None,
     seed: int = 1,
     patience_s: float = 600.0,
@@ -88,7 +89,7 @@ def run_trial(
     Args:
         deployment: One of `trial_size`.
         groups: Number of groups.
-        kill_every_s: Time between two kills.
+        kill_every_calls: Calls of the model server from one kill to the next.
         most_kills: Kills after which the run is left alone; None: it never is.
         seed: Decides which worker is killed.
         patience_s: Longest time for each of the two runs.
@@ -107,12 +108,13 @@ def run_trial(
     random, kills = Random(seed), 0
     run = FaultRun(deployment, groups=groups, name="resumed", **config)
     until = time.monotonic() + patience_s
-    while not run.is_done() and kills != most_kills and time.monotonic() < until:
-        time.sleep(kill_every_s)
-        if not run.is_done() and (workers := deployment.workers):
-            random.choice(workers).process.kill()
-            kills += 1
-            log(f"  kill {kills}  {dict(run.states())}")
+    while kills != most_kills and not run.is_done() and time.monotonic() < until:
+        if _calls(deployment) < (kills + 1) * kill_every_calls or not deployment.workers:
+            time.sleep(_POLL_S)
+            continue
+        random.choice(deployment.workers).process.kill()
+        kills += 1
+        log(f"  kill {kills}  {dict(run.states())}")
     run.wait_terminal(timeout_s=patience_s)
     evidence = run.evidence()
     started, ended = (
@@ -124,13 +126,17 @@ def run_trial(
         turns=turns,
         kills=kills,
         lost_attempts=len(started - ended),
-        calls=deployment.model.stats()["calls"],
+        calls=_calls(deployment),
         replayed=sum(attempt["calls_replayed"] or 0 for attempt in evidence.attempts),
         saved_tokens=sum(attempt["tokens_saved"] or 0 for attempt in evidence.attempts),
         unequal=sum(each != reference for each in _conversations(deployment, run)),
         wall_s=max(row["finished_at"].timestamp() for row in evidence.rollouts) - run.started_at,
         violations=tuple(find_violations(evidence)),
     )
+
+
+def _calls(deployment: Deployment) -> int:
+    return deployment.model.stats()["calls"]
 
 
 def _conversations(deployment: Deployment, run: FaultRun) -> Iterator[list[Any]]:

@@ -27,7 +27,7 @@ def deployment(request: pytest.FixtureRequest) -> Iterator[Deployment]:
 
 
 def test_calls_of_killed_workers_are_replayed(deployment: Deployment):
-    found = run_trial(deployment, groups=2, kill_every_s=2.5, most_kills=2)
+    found = run_trial(deployment, groups=2, kill_every_calls=64, most_kills=2)
     print(found)
     assert found.violations == ()
     assert found.unequal == 0
