@@ -10,13 +10,14 @@ from __future__ import annotations
 import base64
 import logging
 from collections.abc import Sequence
+from functools import cached_property
 
 from sqlalchemy import Engine
 
 from pipeline.contract.errors import ErrorClass, ProcessDied, ServiceUnavailable
 from pipeline.contract.journal import RESUMED_AFTER
 from pipeline.contract.messages import AttemptKey, Completion, RolloutRequest
-from pipeline.queue.broker import broker_of
+from pipeline.queue.broker import Broker, broker_of
 from pipeline.queue.claim_checks import INLINE_BYTES, check_out
 from pipeline.queue.frames import encode_completions
 from pipeline.queue.journal_frames import INLINE_JOURNAL_BYTES, with_journal
@@ -80,7 +81,7 @@ class Attachments:
 
     def _without_large_body(self, completion: Completion) -> Completion:
         n_bytes = len(completion.body) + len(completion.tokens)
-        if n_bytes <= self._inline_bytes(INLINE_BYTES) or not completion.body:
+        if n_bytes <= self._broker.inline_bytes(INLINE_BYTES) or not completion.body:
             return completion
         return check_out(completion, self._payloads())
 
@@ -93,15 +94,16 @@ class Attachments:
         # One at a time: the journals of a whole batch may not fit into the memory.
         keys: list[AttemptKey] = [(request.rollout_id, number) for number in numbers]
         frames = transact(self._engine, read_frames, keys)
-        inline_bytes = self._inline_bytes(INLINE_JOURNAL_BYTES)
+        inline_bytes = self._broker.inline_bytes(INLINE_JOURNAL_BYTES)
         try:
             return with_journal(request, frames, self._payloads(), inline_bytes=inline_bytes)
         except ServiceUnavailable as error:
             log.warning("%s starts afresh, without its journal: %s", request.label, error)
             return request
 
-    def _inline_bytes(self, most: int) -> int:
-        return broker_of(self._settings).inline_bytes(most)
+    @cached_property
+    def _broker(self) -> Broker:
+        return broker_of(self._settings)
 
     def _payloads(self) -> PayloadStore:
         # Opened at the first use, because a client of S3 takes a second to make.

@@ -349,6 +349,7 @@ def test_files_are_nouns_of_the_subject():
         ("pipeline.settings", ("celery", "sqlalchemy", "openai", "boto3")),
         ("workers.process.worker", ("sqlalchemy", "psycopg", "openai", "numpy")),
         ("pipeline.controller", ("openai", "anthropic")),
+        ("pipeline.store.schema", ("alembic", "mako", "pygments")),
         ("pipeline.trainer.adapters.segment_table", ("pyarrow", "datasets")),
     ],
 )

@@ -24,6 +24,7 @@ _PR_SET_PDEATHSIG = 1
 #: Modules that servers and model clients import at their first use.
 _LAZY_MODULES = (
     "anyio._backends._asyncio",
+    "httpcore2",
     "openai.resources.chat",
     "uvicorn.lifespan.on",
     "uvicorn.protocols.http.auto",

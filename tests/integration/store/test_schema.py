@@ -337,8 +337,7 @@ def test_an_empty_database_is_refused_with_the_command_that_helps(empty):
 
 def test_an_upgrade_makes_the_database_usable_and_can_be_repeated(empty):
     assert current(empty) is None
-    assert upgrade(empty) == head()
-    assert upgrade(empty) == head()
+    assert upgrade(empty) == upgrade(empty) == current(empty) == head()
     require_current(empty)
 
 
