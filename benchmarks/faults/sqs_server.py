@@ -116,15 +116,19 @@ class SqsServer:
             self._popen.send_signal(number)
 
 
+#: A WSGI application.
+Application = Callable[..., Iterable[bytes]]
+
+
 class _Service:
     """The WSGI application: moto behind a switch, one call at a time.
 
     Moto rewrites lists of messages without a lock; two calls at once may lose a message or deliver
-    it twice.
+    it twice. Moto's own server looks through its folders for the service of each call.
     """
 
-    def __init__(self, moto: Callable[..., Iterable[bytes]], lock: threading.RLock) -> None:
-        self._moto = moto
+    def __init__(self, sqs: Application, s3: Application, lock: threading.RLock) -> None:
+        self._sqs, self._s3 = sqs, s3
         self._lock = lock
         self._code = ""
 
@@ -141,10 +145,12 @@ class _Service:
             status = "503 Refused" if self._code == UNAVAILABLE else "400 Refused"
             start_response(status, [("Content-Type", "application/x-amz-json-1.0")])
             return [json.dumps({"__type": self._code, "message": "A fault."}).encode()]
-        if environ.get("HTTP_X_AMZ_TARGET", "").endswith("ReceiveMessage"):
-            return self._moto(environ, start_response)
+        target = environ.get("HTTP_X_AMZ_TARGET", "")  # S3 has no such header
+        if target.endswith("ReceiveMessage"):
+            return self._sqs(environ, start_response)
+        moto = self._sqs if target else self._s3
         with self._lock:
-            return list(self._moto(environ, start_response))
+            return list(moto(environ, start_response))
 
     def _empty_queues(self) -> None:
         from moto.sqs.models import sqs_backends
@@ -179,7 +185,7 @@ def _receive_alone(lock: threading.RLock) -> None:
 
 
 def main() -> None:
-    from moto.server import DomainDispatcherApplication, create_backend_app
+    from moto.server import create_backend_app
     from werkzeug.serving import WSGIRequestHandler, make_server
 
     class Handler(WSGIRequestHandler):
@@ -188,7 +194,7 @@ def main() -> None:
 
     lock = threading.RLock()
     _receive_alone(lock)
-    service = _Service(DomainDispatcherApplication(create_backend_app), lock)
+    service = _Service(create_backend_app("sqs"), create_backend_app("s3"), lock)
     server = make_server("127.0.0.1", 0, service, threaded=True, request_handler=Handler)
     print(server.server_port, flush=True)
     # The end of the input is the end of the process that started this one.
