@@ -70,17 +70,21 @@ class ToolAgent(ToolCallingAgent):
         if not calls:
             return steps[-1].step_type is StepType.FINAL_ANSWER
         problems = [self.problem_of(number, calls, trajectory) for number in range(len(calls))]
-        if None in problems and self.is_out_of_calls(trajectory):
-            trajectory.metadata["stop_reason"] = "max_tool_calls"
-            return True
+        runnable = [number for number, problem in enumerate(problems) if problem is None]
+        left = self.calls_left(trajectory)
+        is_cut = len(runnable) > left
+        if is_cut:
+            calls = calls[: runnable[int(left)]]
         results = [
             self.result_of(call, problem, trajectory)
-            for call, problem in zip(calls, problems, strict=True)
+            for call, problem in zip(calls, problems, strict=False)
         ]
         for result in await asyncio.gather(*results):
             if not self.append_result(result, trajectory):
-                break
-        return None in problems
+                return bool(runnable)
+        if is_cut:
+            trajectory.metadata["stop_reason"] = "max_tool_calls"
+        return bool(runnable)
 
     def refusal(
         self, number: int, steps: list[TrajectoryStep], trajectory: Trajectory

@@ -7,6 +7,7 @@ the model's client.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from workers.core.base_agent import BaseAgent
@@ -107,7 +108,7 @@ class ToolCallingAgent(BaseAgent):
             if step.step_type is StepType.ACTION:
                 problem = self.problem_of(number, steps, trajectory)
                 is_usable |= problem is None
-                if problem is None and self.is_out_of_calls(trajectory):
+                if problem is None and not self.calls_left(trajectory):
                     trajectory.metadata["stop_reason"] = "max_tool_calls"
                     return True
                 result = await self.result_of(step, problem, trajectory)
@@ -153,12 +154,12 @@ class ToolCallingAgent(BaseAgent):
             trajectory.add_step(final)
         return False
 
-    def is_out_of_calls(self, trajectory: Trajectory) -> bool:
-        """Say whether the trajectory has reached `max_tool_calls`."""
+    def calls_left(self, trajectory: Trajectory) -> float:
+        """Return how many more calls `max_tool_calls` allows; infinite without it."""
         if self.max_tool_calls is None:
-            return False
+            return math.inf
         counts = trajectory.metadata.get("tools", {}).values()
-        return sum(count["calls"] for count in counts) >= self.max_tool_calls
+        return max(0, self.max_tool_calls - sum(count["calls"] for count in counts))
 
     def handle_unusable(
         self, steps: list[TrajectoryStep], unusable_replies: int, trajectory: Trajectory

@@ -6,6 +6,7 @@ proportional to the text for any parameters.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 
 _CONTEXT_LINES = 4
@@ -47,12 +48,12 @@ def insert_lines(text: str, line: int, new: str) -> tuple[str, int]:
     Raises:
         EditError: There is no such line.
     """
-    lines = text.splitlines(keepends=True)
+    lines = _lines_with_ends(text)
     if not 0 <= line <= len(lines):
         raise EditError(f"insert_line is {line}; the file has lines 0 to {len(lines)}")
     end = "\r\n" if "\r\n" in text else "\n"
     before, after = "".join(lines[:line]), "".join(lines[line:])
-    if before and not before.endswith(("\n", "\r")):
+    if before and not before.endswith("\n"):
         before += end
     if new and not new.endswith("\n") and (after or text.endswith("\n")):
         new += end
@@ -65,7 +66,7 @@ def select_lines(text: str, view_range: Sequence[int] | None) -> tuple[int, list
     Raises:
         EditError: The range is invalid, or begins beyond the end.
     """
-    lines = text.splitlines()
+    lines = _lines(text)
     if view_range is None:
         return 1, lines
     if len(view_range) != 2:
@@ -85,9 +86,18 @@ def numbered(lines: Sequence[str], first: int) -> str:
 def show_around(text: str, at: int) -> str:
     """Return the lines around a position, with their numbers."""
     line = text.count("\n", 0, at)
-    lines = text.splitlines()
+    lines = _lines(text)
     first = max(0, line - _CONTEXT_LINES)
     return numbered(lines[first : line + _CONTEXT_LINES + 1], first + 1)
+
+
+def _lines_with_ends(text: str) -> list[str]:
+    """Split a text where `grep`, compilers and the search tool do; a form feed ends no line."""
+    return list(io.StringIO(text, newline="\n"))
+
+
+def _lines(text: str) -> list[str]:
+    return [line.removesuffix("\n").removesuffix("\r") for line in _lines_with_ends(text)]
 
 
 def _lines_of_all(text: str, old: str) -> str:
@@ -101,11 +111,11 @@ def _lines_of_all(text: str, old: str) -> str:
 
 
 def _similar_line(text: str, old: str) -> str:
-    """Return a hint at a line that differs from the first first_line one only by white space."""
-    first_line = next((line.strip() for line in old.splitlines() if line.strip()), "")
+    """Return a hint at a line that differs from the first one of `old` only by white space."""
+    first_line = next((line.strip() for line in _lines(old) if line.strip()), "")
     if not first_line:
         return ""
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(_lines(text), 1):
         if line.strip() == first_line:
             return f"; line {number} begins it, but white space or a later line differs: {line!r}"
     return "; view the file and copy the text exactly"

@@ -120,3 +120,12 @@ async def test_max_tool_calls_counts_over_all_replies(script):
     trajectory = await agent.run_trajectory(TASK, model, "r")
     assert trajectory.metadata["stop_reason"] == "max_tool_calls"
     assert trajectory.metadata["tools"]["add"]["calls"] == 2
+
+
+async def test_max_tool_calls_counts_within_a_reply(script, calls):
+    three = calls(*[("add", f'{{"a": {n}, "b": 2}}') for n in (1, 2, 3)])
+    agent = tool_agent(max_tool_calls=4)
+    trajectory = await agent.run_trajectory(TASK, script(three, three), "r")
+    assert trajectory.metadata["stop_reason"] == "max_tool_calls"
+    assert trajectory.metadata["tools"]["add"]["calls"] == 4
+    assert results(trajectory) == ["3", "4", "5", "3"]

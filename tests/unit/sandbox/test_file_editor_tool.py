@@ -50,6 +50,17 @@ async def test_view_range_selects_lines(
     assert [line.split("\t")[1] for line in result.to_text().splitlines()] == shown
 
 
+async def test_lines_are_those_of_other_programs(editor: Editor, root: Path) -> None:
+    (root / "feed.py").write_bytes("a = 1\n\x0c\nb = 2\r\nc = '\u2028\x1d'\nd = 4\n".encode())
+    assert len((root / "feed.py").read_bytes().split(b"\n")) - 1 == 5
+    seen = await editor("view", "feed.py", view_range=[3, 5])
+    assert seen.to_text() == "     3\tb = 2\n     4\tc = '\u2028\x1d'\n     5\td = 4"
+    edited = await editor("str_replace", "feed.py", old_str="d = 4", new_str="d = 5")
+    assert edited.to_text().endswith("     5\td = 5")
+    await editor("insert", "feed.py", insert_line=4, new_str="new = 0")
+    assert (root / "feed.py").read_bytes().split(b"\n")[4].startswith(b"new = 0")
+
+
 @pytest.mark.parametrize("view_range", [[0, 2], [3, 2], [9, 10], [1], [1, 2, 3]])
 async def test_impossible_view_range_is_told(editor: Editor, view_range: list[int]) -> None:
     result = await editor("view", "src/a.py", view_range=view_range)
