@@ -19,7 +19,7 @@ from workers.agents.task_diff import DiffRefused, read_diff
 from workers.agents.tool_calling_agent import ToolCallingAgent
 from workers.core.base_tool import BaseAgenticTool
 from workers.core.conversation import begin_trajectory
-from workers.core.interaction import end_interactions
+from workers.core.interaction import interacting
 from workers.core.options import Options
 from workers.core.tools_config import create_tools
 from workers.core.trajectory import Trajectory, TrajectoryStep
@@ -92,7 +92,10 @@ class CodingAgent(ToolCallingAgent):
         task = CodingTask.from_prompt(prompt, self.config)
         settings = self.settings_for(prompt)
         is_judged = task.test_command is not None
-        async with self.workspace(settings, request_id) as sandbox:
+        async with (
+            interacting(self.interactions, trajectory),
+            self.workspace(settings, request_id) as sandbox,
+        ):
             base_tree = await prepare_task(task, sandbox, has_own_files=self.has_own_files)
             if is_judged and base_tree is None and not self.judges_in_place:
                 raise TaskError(NO_GIT)
@@ -108,7 +111,6 @@ class CodingAgent(ToolCallingAgent):
         if is_judged and verdict is None:
             verdict = await judge(task, diff, settings)
         self.conclude(verdict, trajectory)
-        await end_interactions(self.interactions, trajectory)
         self.finalize_trajectory(trajectory)
         return trajectory
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from workers.core.base_agent import BaseAgent
 from workers.core.conversation import begin_trajectory, content_chars
-from workers.core.interaction import end_interactions, respond_to_answer
+from workers.core.interaction import interacting, respond_to_answer
 from workers.core.model_response import ModelResponse
 from workers.core.options import Options
 from workers.core.reply_parser import whole_reply
@@ -30,13 +30,13 @@ class SingleTurnAgent(BaseAgent):
     ) -> Trajectory:
         """Ask the model once, see `BaseAgent.run_trajectory`."""
         trajectory = begin_trajectory(prompt, request_id, kwargs.get("trajectory"))
-        while True:
-            messages = self.format_messages_for_llm(trajectory)
-            response = await self.call_llm(llm_generate_func, messages, trajectory)
-            trajectory.add_step(whole_reply(response, content_chars(messages)))
-            if not await self._has_next_turn(response, trajectory):
-                break
-        await end_interactions(self.interactions, trajectory)
+        async with interacting(self.interactions, trajectory):
+            while True:
+                messages = self.format_messages_for_llm(trajectory)
+                response = await self.call_llm(llm_generate_func, messages, trajectory)
+                trajectory.add_step(whole_reply(response, content_chars(messages)))
+                if not await self._has_next_turn(response, trajectory):
+                    break
         self.finalize_trajectory(trajectory)
         return trajectory
 

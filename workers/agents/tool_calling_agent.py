@@ -13,7 +13,7 @@ from typing import Any
 from workers.core.base_agent import BaseAgent
 from workers.core.call_formats import AUTO, TOOL_FORMATS
 from workers.core.conversation import begin_trajectory
-from workers.core.interaction import end_interactions, respond_to_answer
+from workers.core.interaction import interacting, respond_to_answer
 from workers.core.reply_format import ReplyFormat
 from workers.core.tool_schemas import ToolResult
 from workers.core.trajectory import LOST_CALLS, StepType, Trajectory, TrajectoryStep
@@ -58,11 +58,11 @@ class ToolCallingAgent(BaseAgent):
     ) -> Trajectory:
         """Work on one prompt, see `BaseAgent.run_trajectory`."""
         trajectory = begin_trajectory(prompt, request_id, kwargs.get("trajectory"))
-        try:
-            await self.work(trajectory, llm_generate_func)
-        finally:
-            await self.release_tools(trajectory)
-        await end_interactions(self.interactions, trajectory)
+        async with interacting(self.interactions, trajectory):
+            try:
+                await self.work(trajectory, llm_generate_func)
+            finally:
+                await self.release_tools(trajectory)
         self.finalize_trajectory(trajectory)
         return trajectory
 

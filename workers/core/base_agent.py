@@ -238,6 +238,8 @@ class BaseAgent(ABC):
             last = trajectory.steps[-1]
             if last.step_type is StepType.ACTION:
                 call_id = last.metadata.get("tool_call_id")
+        # Counted first: an interrupted call leaves state that `release_tools` must release, too.
+        counts = _count_call(trajectory, tool_name)
         if tool_name in self.tools:
             result = await invoke_tool_once(
                 tool_name,
@@ -250,7 +252,7 @@ class BaseAgent(ABC):
             known = ", ".join(self.tools) or "none"
             error = f"there is no tool named {tool_name!r}; available tools: {known}"
             result = ToolResult(success=False, error=error)
-        _count_call(trajectory, tool_name, result)
+        counts["errors"] += not result.success
         duration_ms = round((time.perf_counter() - started) * 1000, 3)
         return self.result_step(tool_name, tool_args, result, call_id, duration_ms)
 
@@ -326,8 +328,8 @@ class BaseAgent(ABC):
                 await release_tool(self.tools[name], trajectory.request_id)
 
 
-def _count_call(trajectory: Trajectory, tool_name: str, result: ToolResult) -> None:
+def _count_call(trajectory: Trajectory, tool_name: str) -> dict[str, int]:
     tools = trajectory.metadata.setdefault("tools", {})
     counts = tools.setdefault(tool_name, {"calls": 0, "errors": 0})
     counts["calls"] += 1
-    counts["errors"] += not result.success
+    return counts

@@ -8,12 +8,16 @@ because a failed environment fails the rollout.
 
 from __future__ import annotations
 
+import logging
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 from workers.core.sync_call import call_sync_or_async
 from workers.core.trajectory import StepType, Trajectory, TrajectoryStep
+
+log = logging.getLogger(__name__)
 
 
 async def respond_to_answer(interactions: Mapping[str, Any], trajectory: Trajectory) -> bool:
@@ -35,12 +39,23 @@ async def respond_to_answer(interactions: Mapping[str, Any], trajectory: Traject
     return False
 
 
-async def end_interactions(interactions: Mapping[str, Any], trajectory: Trajectory) -> None:
-    """Finalize the interactions that the trajectory used."""
-    for name in trajectory.metadata.get("interactions", {}):
-        finalize = getattr(interactions.get(name), "finalize_interaction", None)
-        if finalize:
-            await call_sync_or_async(finalize, trajectory.request_id)
+@asynccontextmanager
+async def interacting(
+    interactions: Mapping[str, Any], trajectory: Trajectory
+) -> AsyncIterator[None]:
+    """Finalize the interactions that the trajectory used, however the block ends.
+
+    After an error the error stays the outcome, and a failure to finalize is logged.
+    """
+    try:
+        yield
+    except BaseException:
+        try:
+            await _finalize(interactions, trajectory)
+        except Exception:
+            log.warning("An interaction could not be finalized.", exc_info=True)
+        raise
+    await _finalize(interactions, trajectory)
 
 
 def create_interactions(interactions_config: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -68,6 +83,13 @@ def _made(name: str, value: Any) -> Any:
         f"interaction {name!r} is {value!r}; expected an object with generate_response, "
         'a function, or {"class": "module:Class", "config": {...}}'
     )
+
+
+async def _finalize(interactions: Mapping[str, Any], trajectory: Trajectory) -> None:
+    for name in trajectory.metadata.get("interactions", {}):
+        finalize = getattr(interactions.get(name), "finalize_interaction", None)
+        if finalize:
+            await call_sync_or_async(finalize, trajectory.request_id)
 
 
 async def _response_of(

@@ -4,6 +4,7 @@ import threading
 import pytest
 
 from workers.agents.single_turn_agent import SingleTurnAgent
+from workers.agents.tool_agent import ToolAgent
 from workers.core.base_agent import BaseAgent
 from workers.core.base_tool import SimpleAgenticTool
 from workers.core.model_response import ModelResponse
@@ -198,6 +199,29 @@ async def test_a_verl_tool_is_used_with_its_own_methods():
     assert (step.reward_score, step.metadata["metrics"]) == (0.25, {"m": 1})
     assert (VerlTool.made, VerlTool.released) == (["r7"], ["r7"])
     assert agent.tool_schemas()["v"].function.description == "d"
+
+
+async def test_an_interrupted_first_call_of_a_tool_is_released(script, calls):
+    class Endless(SimpleAgenticTool):
+        released, began = [], asyncio.Event()
+
+        async def simple_execute(self, parameters):
+            self.began.set()
+            await asyncio.Event().wait()
+
+        async def release_instance(self, instance_id, **kwargs):
+            self.released.append(instance_id)
+
+    agent = ToolAgent()
+    agent.set_tools({"wait": Endless("wait", "Waits.", {})})
+    model = script(calls(("wait", "{}")))
+    running = asyncio.create_task(agent.run_trajectory({"content": "q"}, model, "r"))
+    async with asyncio.timeout(10):
+        await Endless.began.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert Endless.released == ["r"]
 
 
 async def test_a_long_result_is_cut_in_the_middle_with_a_notice():

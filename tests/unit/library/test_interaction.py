@@ -51,6 +51,27 @@ async def test_an_interaction_that_fails_is_not_an_answer(script):
         await agent.run_trajectory({"content": "q"}, script("1"), "r")
 
 
+@pytest.mark.parametrize("agent_class", [ReActAgent, SingleTurnAgent])
+async def test_an_interaction_is_finalized_also_after_an_error(script, agent_class, caplog):
+    class Forgetful(Teacher):
+        async def finalize_interaction(self, instance_id):
+            await super().finalize_interaction(instance_id)
+            raise KeyError(instance_id)
+
+    def model(messages, **_):
+        if len(messages) > 1 and messages[-1]["content"] == "Try again.":
+            raise ConnectionError("model down")
+        return "Final Answer: 5"
+
+    teacher = Forgetful()
+    agent = agent_class()
+    agent.set_interactions({"teacher": teacher})
+    with pytest.raises(ConnectionError, match="model down"):
+        await agent.run_trajectory({"content": "2 + 2"}, model, "r")
+    assert teacher.events == [("start", "r"), ("end", "r")]
+    assert "could not be finalized" in caplog.text
+
+
 async def _broken(trajectory):
     raise RuntimeError("environment down")
 
