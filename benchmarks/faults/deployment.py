@@ -36,7 +36,7 @@ WORKER = "worker"
 CONTROLLER = "controller"
 
 _START_TIMEOUT_S = 90.0
-_POLL_S = 0.05
+_POLL_S = 0.15
 
 #: A tenth of production's leases.
 SHORT_LEASE = LeaseSettings(heartbeat_s=0.5, lease_s=3.0, grace_s=1.5, poll_s=0.25)

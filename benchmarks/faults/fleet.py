@@ -16,7 +16,7 @@ from benchmarks.faults.processes import OwnProcess, Starter
 
 #: Delay of a restart: long enough to be noticed, short compared with a lease.
 _RESTART_AFTER_S = 0.5
-_CHECK_EVERY_S = 0.05
+_CHECK_EVERY_S = 0.1
 
 
 @dataclass(slots=True)

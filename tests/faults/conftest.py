@@ -31,8 +31,9 @@ TIMEOUT_S = 400
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    folder = Path(__file__).parent
     for item in items:
-        if item.path.is_relative_to(Path(__file__).parent):
+        if item.path.parent == folder:
             item.add_marker(pytest.mark.timeout(TIMEOUT_S))
 
 
