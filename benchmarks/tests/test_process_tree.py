@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -58,9 +60,29 @@ def test_a_child_that_is_an_own_root_is_not_counted_twice(tree):
     assert used["tests"].cpu_s < 0.28
 
 
-def test_memory_is_the_peak_of_the_largest_process(tree):
-    with ProcessMeter({"tree": tree.pid}).measuring() as used:
-        run_child(tree, "x = bytearray(80 << 20); import time; time.sleep(1.2)")
+def test_memory_is_the_peak_of_the_largest_process(tree, tmp_path):
+    end = tmp_path / "end"
+    hold = (
+        "import pathlib, time\n"
+        "x = bytearray(80 << 20)\n"
+        f"while not pathlib.Path({str(end)!r}).exists(): time.sleep(0.05)"
+    )
+    meter = ProcessMeter({"tree": tree.pid})
+
+    def end_when_seen() -> None:
+        until = time.monotonic() + 60
+        while time.monotonic() < until:
+            seen = meter.usage()["tree"]
+            if min(seen.peak_process_rss_bytes, seen.peak_tree_pss_bytes) > 80 << 20:
+                break
+            time.sleep(0.05)
+        end.touch()
+
+    with meter.measuring() as used:
+        ender = threading.Thread(target=end_when_seen)
+        ender.start()
+        run_child(tree, hold)
+        ender.join()
     assert used["tree"].peak_process_rss_bytes > 80 << 20
     assert used["tree"].peak_tree_pss_bytes > 80 << 20
 
