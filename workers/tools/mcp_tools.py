@@ -7,6 +7,7 @@ variables of MCP clients and those of `env`.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from os import PathLike
@@ -89,17 +90,19 @@ async def mcp_tools(
     if (command is None) == (url is None):
         raise ValueError("give either command (a server to start) or url (one that is running)")
     try:
-        from mcp import Client, StdioServerParameters
+        from mcp import Client, StdioServerParameters, stdio_client
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             "MCP tools need the package mcp: pip install 'rollout-pipeline[mcp]'", name="mcp"
         ) from error
-    server = url or StdioServerParameters(
+    parameters = StdioServerParameters(
         command=command or "",
         args=list(args),
         env=dict(env) if env is not None else None,
         cwd=Path(cwd) if cwd is not None else None,
     )
+    # A notebook replaces sys.stderr by an object that no process can write to.
+    server = url or stdio_client(parameters, errlog=sys.__stderr__)  # type: ignore[arg-type]
     async with Client(server, read_timeout_seconds=call_timeout_s) as client:
         tools = [
             MCPTool(client, tool, f"{name_prefix}{tool.name}", call_timeout_s)

@@ -1,3 +1,4 @@
+import subprocess
 import sys
 from importlib.util import find_spec
 from typing import Any
@@ -74,6 +75,22 @@ async def test_an_agent_uses_the_tools_of_a_real_server(server):
         "add": {"calls": 1, "errors": 0},
         "fail": {"calls": 1, "errors": 1},
     }
+
+
+def test_a_server_opens_where_stderr_is_no_file(server):
+    code = (
+        "import asyncio, io, sys\n"
+        "sys.stderr = io.StringIO()\n"
+        "from workers.tools.mcp_tools import mcp_tools\n"
+        "async def main():\n"
+        f"    async with mcp_tools(**{server!r}) as tools:\n"
+        "        print(*tools)\n"
+        "asyncio.run(main())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout.split()) == (0, ["add", "fail", "variable"])
 
 
 async def test_the_server_sees_nothing_of_this_processs_environment(server, monkeypatch):
