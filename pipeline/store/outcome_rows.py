@@ -1,8 +1,7 @@
 """The rows of a batch of outcomes: attempts, rollouts, trajectories, rewards, events.
 
 Used by `outcomes.py`, and by `rescores.py` for rewards, after their transactions have locked the
-rollouts. Each table gets
-one statement for the whole batch. Must not: decide anything.
+rollouts. Each table gets one statement for the whole batch. Must not: decide anything.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Prompts are added to the store in chunks, each row once, with their groups and rollouts.
 
-Used by `producers/enqueue.py` and the trainer client. One chunk is one transaction:
-COPY into a staging table, then one statement that adds the new rows. Must not: read datasets.
+Used by `producers/enqueue.py` and the trainer client. One chunk is one transaction: COPY
+into a staging table, then one statement that adds the new rows. Must not: read datasets.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The turns of one request, each with all messages up to the assistant's, in the OpenAI format.
 
 The collectors of all frameworks use it. Messages are kept once for all turns; a new list begins
-where the agent's context management rewrote the conversation. Must not: know a
-framework.
+where the agent's context management rewrote the conversation. Must not: know a framework.
 """
 
 from __future__ import annotations

@@ -74,10 +74,11 @@ class ToolAgent(ToolCallingAgent):
         left = self.calls_left(trajectory)
         is_cut = len(runnable) > left
         if is_cut:
-            calls = calls[: runnable[int(left)]]
+            end = runnable[int(left)]
+            calls, problems = calls[:end], problems[:end]
         results = [
             self.result_of(call, problem, trajectory)
-            for call, problem in zip(calls, problems, strict=False)
+            for call, problem in zip(calls, problems, strict=True)
         ]
         for result in await asyncio.gather(*results):
             if not self.append_result(result, trajectory):

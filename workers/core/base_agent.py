@@ -238,7 +238,8 @@ class BaseAgent(ABC):
             last = trajectory.steps[-1]
             if last.step_type is StepType.ACTION:
                 call_id = last.metadata.get("tool_call_id")
-        # Counted first: an interrupted call leaves state that `release_tools` must release, too.
+        # The call is counted before it begins: `release_tools` releases the state of counted tools,
+        # and an interrupted call leaves state, too.
         counts = _count_call(trajectory, tool_name)
         if tool_name in self.tools:
             result = await invoke_tool_once(

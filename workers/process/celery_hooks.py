@@ -122,8 +122,8 @@ class LastAcknowledgements(bootsteps.StartStopStep):
 
     Celery acknowledges a message on the next turn of its loop, after the task has started. If the
     loop ended before that, the broker would deliver the message again while this worker runs it.
-    And Celery keeps its channel until the last task has ended: requests that RabbitMQ had delivered
-    to a full worker would wait there for as long as the worker drains.
+    Celery also keeps its channel until the last task has ended. Requests that RabbitMQ had
+    delivered to a full worker would wait there for as long as the worker drains.
     """
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
@@ -155,11 +155,11 @@ class LastAcknowledgements(bootsteps.StartStopStep):
 
 def _return_waiting(consumer: Any) -> None:
     """Return to RabbitMQ all requests that have not started; the others are acknowledged."""
-    consumer.cancel()  # or the broker would deliver them here again
+    consumer.cancel()  # otherwise the broker would deliver them to this worker again
     consumer.recover(requeue=True)
     for request in list(reserved_requests):
         if not request.acknowledged:
-            task_ready(request)  # no heartbeat names it any more
+            task_ready(request)  # heartbeats must not renew its lease any more
 
 
 class BatchedTaskEvents(bootsteps.StartStopStep):

@@ -101,7 +101,8 @@ async def mcp_tools(
         env=dict(env) if env is not None else None,
         cwd=Path(cwd) if cwd is not None else None,
     )
-    # A notebook replaces sys.stderr by an object that no process can write to.
+    # The default is sys.stderr at the import of mcp. In a notebook that is an object without a file
+    # descriptor, and no process can write to it.
     server = url or stdio_client(parameters, errlog=sys.__stderr__)  # type: ignore[arg-type]
     async with Client(server, read_timeout_seconds=call_timeout_s) as client:
         tools = [
