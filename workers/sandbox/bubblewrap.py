@@ -14,7 +14,7 @@ import subprocess
 from pathlib import Path
 
 from workers.sandbox import reaper
-from workers.sandbox.file_view import ETC_MOUNTED, TMP_BYTES, FileView
+from workers.sandbox.file_view import ETC_MOUNTED, MEMORY_FOLDERS, TMP_BYTES, FileView
 from workers.sandbox.local import ConfinedSandbox
 from workers.sandbox.sandbox_user import SandboxUser
 
@@ -54,7 +54,8 @@ def _parents(path: str) -> list[str]:
     Folders that bubblewrap makes by itself are closed to other users.
     """
     above = [str(folder) for folder in reversed(Path(path).parents[:-1])]
-    return [option for folder in above if folder != "/tmp" for option in ("--dir", folder)]
+    missing = [folder for folder in above if folder not in ("/dev", *MEMORY_FOLDERS)]
+    return [option for folder in missing for option in ("--dir", folder)]
 
 
 def _identity(user: SandboxUser | None) -> list[str]:

@@ -18,7 +18,9 @@ from pathlib import Path, PurePosixPath
 
 from workers.sandbox.workspace import Workspace
 
-#: Size of the private /tmp and of /dev/shm.
+#: Folders that a command has for itself in memory, if no folder is mounted as its /tmp.
+MEMORY_FOLDERS = ("/tmp", "/dev/shm")
+#: Size of each of them.
 TMP_BYTES = 256 * 1024**2
 #: The only folder of the system's /etc that commands see: links of the package manager.
 ETC_MOUNTED = "/etc/alternatives"
@@ -68,6 +70,11 @@ def make_file_view(workspace: Workspace, readable: Sequence[str]) -> FileView:
 def is_within(path: str, folder: str) -> bool:
     """Say whether `path` is `folder` or below it; links are not followed."""
     return PurePosixPath(path).is_relative_to(folder)
+
+
+def is_in_memory(path: str) -> bool:
+    """Say whether a path is a memory folder or below one, and so not there before it is mounted."""
+    return any(is_within(path, folder) for folder in MEMORY_FOLDERS)
 
 
 def python_path() -> str:

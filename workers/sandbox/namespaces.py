@@ -17,7 +17,14 @@ from typing import NamedTuple
 
 from workers.sandbox import reaper
 from workers.sandbox.command_line import find_shell
-from workers.sandbox.file_view import ETC_MOUNTED, TMP_BYTES, FileView, is_within
+from workers.sandbox.file_view import (
+    ETC_MOUNTED,
+    MEMORY_FOLDERS,
+    TMP_BYTES,
+    FileView,
+    is_in_memory,
+    is_within,
+)
 from workers.sandbox.local import ConfinedSandbox
 from workers.sandbox.sandbox_user import SandboxUser
 
@@ -95,8 +102,8 @@ class _Mount(NamedTuple):
         """Return the line in the format of fstab(5), for a new file system at `top`."""
         place = f"{top}{self.target}"
         source = place if self.options.startswith("remount") else self.source
-        is_below_tmp = self.target != "/tmp" and is_within(self.target, "/tmp")
-        return _line(source, place, self.kind, self.options + ",X-mount.mkdir" * is_below_tmp)
+        is_made = is_in_memory(self.target) and self.target not in MEMORY_FOLDERS
+        return _line(source, place, self.kind, self.options + ",X-mount.mkdir" * is_made)
 
 
 def _mounts(view: FileView, root: Path) -> list[_Mount]:
@@ -154,8 +161,8 @@ def _make_mount_points(top: Path, view: FileView, targets: Sequence[str]) -> Non
     for path, target in view.links.items():
         (top / path.lstrip("/")).symlink_to(target)
     for target in targets:
-        if is_within(target, "/tmp"):
-            continue  # a folder below a /tmp in memory is made when that is mounted
+        if is_in_memory(target):
+            continue  # such a folder is made when the memory is mounted
         is_below_etc = target != "/etc" and is_within(target, "/etc")
         place = (view.etc.parent if is_below_etc else top) / target.lstrip("/")
         if os.path.isdir(target):

@@ -22,8 +22,8 @@ from workers.sandbox.sandbox_user import FolderOwnership, SandboxUser
 _PREFIX = "rollout-sandbox-"
 _LEFTOVER_AGE_S = 600.0
 #: A sandbox may work in a directory inside these, never in the whole of one.
-_KEPT_FOLDERS = ("/home", "/opt", "/srv", "/tmp", "/usr/src", "/var/tmp")
-#: Neither in the whole of these nor in a part.
+_KEPT_FOLDERS = ("/dev/shm", "/home", "/opt", "/srv", "/tmp", "/usr/src", "/var/tmp")
+#: Neither in the whole of these nor in a part, those above excepted.
 _SYSTEM_FOLDERS = (
     "/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/proc", "/run", "/sbin", "/sys",
     "/usr",
@@ -127,9 +127,9 @@ def check_root(root: str | os.PathLike[str]) -> Path:
     """
     path = Path(root).resolve(strict=True)
     kept = [Path(name).resolve() for name in (Path.home(), tempfile.gettempdir(), *_KEPT_FOLDERS)]
-    inside = [folder for folder in _SYSTEM_FOLDERS if path.is_relative_to(folder)]
-    is_system = bool(inside) and not path.is_relative_to("/usr/src")
-    if is_system or any(folder.is_relative_to(path) for folder in kept):
+    is_system = any(map(path.is_relative_to, _SYSTEM_FOLDERS))
+    is_inside_kept = any(map(path.is_relative_to, _KEPT_FOLDERS))
+    if (is_system and not is_inside_kept) or any(folder.is_relative_to(path) for folder in kept):
         raise SandboxFailure(
             f"The sandbox would not start: {path} cannot be its writable directory, because it is "
             "a directory of the system, a whole home, or holds one. Choose a directory of its own."

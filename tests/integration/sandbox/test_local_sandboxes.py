@@ -4,6 +4,7 @@ import asyncio
 import gc
 import logging
 import os
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -110,6 +111,24 @@ async def test_closing_returns_a_given_directory_and_removes_a_made_one(tmp_path
     await made.close()
     with pytest.raises(SandboxFailure, match="closed"):
         await made.run("true")
+
+
+@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="no /dev/shm here")
+async def test_root_in_memory_is_the_only_part_of_it_that_a_command_sees(
+    kind: kinds.SandboxKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        Path(folder).chmod(0o711)
+        Path(folder, "other").touch(0o644)
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        async with await open_sandbox(kind) as sandbox:
+            assert sandbox.root.startswith(folder)
+            for _ in range(2):  # the second command meets what the first one left
+                result = await sandbox.run(f"ls {folder}/other; echo kept >> kept")
+                assert result.exit_code == 0, result.stderr
+                assert (result.stdout == f"{folder}/other\n") is (kind == "process")
+            assert await sandbox.read_file("kept") == b"kept\nkept\n"
+        assert sorted(os.listdir(folder)) == ["other"]
 
 
 async def test_root_that_is_not_there_is_a_sandbox_failure(tmp_path: Path) -> None:

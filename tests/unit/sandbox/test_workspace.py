@@ -17,8 +17,11 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files
 # rule failed.
 @pytest.mark.parametrize(
     "root",
-    ["/", "/usr", "/usr/lib", "/etc", "/proc/self", "/dev", "/tmp", "/var", "/home", "~", "~/.."],
-)
+    [
+        "/", "/usr", "/usr/lib", "/etc", "/proc/self", "/dev", "/dev/shm", "/tmp", "/var", "/home",
+        "~", "~/..",
+    ],
+)  # fmt: skip
 def test_system_or_home_as_a_whole_is_refused(root: str) -> None:
     with pytest.raises(SandboxFailure, match="directory of its own"):
         check_root(Path(root).expanduser())
