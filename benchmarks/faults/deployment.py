@@ -67,16 +67,23 @@ class Deployment:
         broker: `redis`, `rabbitmq` or `sqs`.
         size: Processes, leases, model.
         start_process: Starts controllers, workers and trainers.
+        place: Folder for the folder of its servers; None: that of all temporary files.
 
     Raises:
         BrokerMissing: This machine cannot start the broker.
     """
 
     def __init__(
-        self, broker: str, size: Size | None = None, *, start_process: Starter = start_python
+        self,
+        broker: str,
+        size: Size | None = None,
+        *,
+        start_process: Starter = start_python,
+        place: str | None = None,
     ) -> None:
         self.size = size or Size()
         self.start_process = start_process
+        self._place = place
         self._broker_name = broker
         self._stack = ExitStack()
 
@@ -90,7 +97,7 @@ class Deployment:
         self._stack.close()
 
     def _start(self, stack: ExitStack) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="rf-"))
+        self.folder = Path(tempfile.mkdtemp(prefix="rf-", dir=self._place))
         stack.callback(shutil.rmtree, self.folder, ignore_errors=True)
         # For root, PostgreSQL runs as another account, which must be able to enter.
         self.folder.chmod(0o755)

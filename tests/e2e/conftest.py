@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from fixtures.brokers import BrokerPlace
 from fixtures.command_line import CommandLine, servers_of
+from fixtures.short_folders import short_folder
 
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A short path that every account can enter: sockets and root's Postgres need both."""
-    path = Path(tempfile.mkdtemp(prefix="rt-"))
-    path.chmod(0o755)
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
+    with short_folder() as path:
+        yield path
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from fixtures.brokers import BrokerPlace
 from fixtures.command_line import CommandLine, processes_of, questions, servers_of
 from fixtures.fork_server import NO_FORKS
 from fixtures.servers import PrivateServers
+from fixtures.short_folders import short_folder
 from fixtures.waiting import wait_until
 
 MINE = """
@@ -47,8 +47,7 @@ def endless(response):
 def finished(servers: PrivateServers, redis_url: str) -> Iterator[str]:
     """A database with a run with plug-ins, `sums`, that is finished; its processes have ended."""
     url = servers.create_database()
-    with tempfile.TemporaryDirectory(prefix="rt-") as name:
-        folder = Path(name)
+    with short_folder() as folder:
         rollout = CommandLine(folder, **servers_of(url, BrokerPlace("redis", redis_url)))
         questions(folder / "sums.jsonl", 3)
         (folder / "mine.py").write_text(MINE)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fixtures.short_folders import short_folder
 from fixtures.stored_run import StoredRun, answered
 from sqlalchemy import Engine
 
@@ -37,12 +36,10 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A folder with private servers; short and open, as sockets and root's Postgres need it."""
-    folder = Path(tempfile.mkdtemp(prefix="rt-"))
-    folder.chmod(0o755)
-    yield folder
-    EmbeddedServices(folder / ".rollout", durable=False).remove()
-    shutil.rmtree(folder)
+    """A folder with private servers."""
+    with short_folder() as folder:
+        yield folder
+        EmbeddedServices(folder / ".rollout", durable=False).remove()
 
 
 def answered_run(engine: Engine, slug: str, prompts: int = 4) -> StoredRun:

@@ -17,8 +17,9 @@ if str(ROOT) not in sys.path:
 
 from fixtures.brokers import missing  # noqa: E402
 from fixtures.fork_server import start_module  # noqa: E402
+from fixtures.short_folders import servers_place  # noqa: E402
 
-from benchmarks.faults.deployment import Deployment  # noqa: E402
+from benchmarks.faults.deployment import Deployment, Size  # noqa: E402
 from benchmarks.faults.processes import Started, start_python  # noqa: E402
 from benchmarks.faults.servers import BrokerMissing  # noqa: E402
 from benchmarks.faults.worker import SKEW_VARIABLE  # noqa: E402
@@ -45,6 +46,11 @@ def start_process(
     return start(module, arguments, environment, log)
 
 
+def make_deployment(broker: str, size: Size) -> Deployment:
+    """Make a deployment whose processes are forks, with servers in memory where there is room."""
+    return Deployment(broker, size, start_process=start_process, place=servers_place())
+
+
 class Deployments:
     """Keeps the deployment of one broker, as long as it is quiet."""
 
@@ -55,7 +61,7 @@ class Deployments:
     def get(self) -> Deployment:
         if self._kept is None:
             try:
-                self._kept = Deployment(self._broker, SIZE, start_process=start_process).__enter__()
+                self._kept = make_deployment(self._broker, SIZE).__enter__()
             except BrokerMissing as error:
                 missing(str(error))
         assert self._kept is not None

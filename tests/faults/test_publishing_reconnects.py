@@ -1,12 +1,10 @@
 """A publisher outlives its broker: it says so while there is none, and goes on with the next."""
 
-import shutil
-import tempfile
-from pathlib import Path
 from uuid import uuid4
 
 import pytest
 import redis
+from fixtures.short_folders import short_folder
 
 from benchmarks.faults.servers import RedisServer
 from pipeline.contract.errors import QueueUnavailable
@@ -17,12 +15,11 @@ from pipeline.queue.requests import RequestPublisher
 
 @pytest.fixture
 def redis_server():
-    folder = Path(tempfile.mkdtemp(prefix="rf-"))
-    server = RedisServer(folder)
-    server.start()
-    yield server
-    server.close()
-    shutil.rmtree(folder)
+    with short_folder() as folder:
+        server = RedisServer(folder)
+        server.start()
+        yield server
+        server.close()
 
 
 @pytest.fixture

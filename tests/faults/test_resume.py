@@ -8,7 +8,7 @@ from fixtures.brokers import missing
 from benchmarks.faults.deployment import Deployment
 from benchmarks.faults.resume import run_trial, trial_size
 from benchmarks.faults.servers import BrokerMissing
-from faults.conftest import BROKERS, start_process
+from faults.conftest import BROKERS, make_deployment
 
 TURNS = 10
 #: A worker is killed when its rollouts are at half of their calls, and again before their end.
@@ -22,7 +22,7 @@ MOST_CALLS_PER_LOSS = 3.0
 def deployment(request: pytest.FixtureRequest) -> Iterator[Deployment]:
     size = trial_size(in_flight=16, workers=2, turns=TURNS, latency_ms=800.0, after_s=0.0)
     try:
-        with Deployment(request.param, size, start_process=start_process) as made:
+        with make_deployment(request.param, size) as made:
             yield made
     except BrokerMissing as error:
         missing(str(error))

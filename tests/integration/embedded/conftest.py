@@ -7,12 +7,12 @@ The rules about making one, and those about Redis alone, begin with an empty dir
 from __future__ import annotations
 
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from fixtures.command_line import processes_of
+from fixtures.short_folders import short_folder
 
 from pipeline.embedded import EmbeddedServices
 
@@ -22,9 +22,8 @@ ServicesAt = Callable[..., EmbeddedServices]
 @pytest.fixture
 def open_dir() -> Iterator[Path]:
     """A directory that every account can enter (pytest's own are private to their user)."""
-    with tempfile.TemporaryDirectory(prefix="rt-") as name:
-        Path(name).chmod(0o755)
-        yield Path(name)
+    with short_folder() as folder:
+        yield folder
 
 
 @pytest.fixture
@@ -45,9 +44,8 @@ def services_at(open_dir: Path) -> Iterator[ServicesAt]:
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Path]:
     """The directory of a PostgreSQL that was made, started and stopped."""
-    with tempfile.TemporaryDirectory(prefix="rt-") as name:
-        Path(name).chmod(0o755)
-        services = EmbeddedServices(Path(name, "data"), durable=False)
+    with short_folder() as folder:
+        services = EmbeddedServices(folder / "data", durable=False)
         services.start_postgres()
         services.down()
         yield services.status()[0].data_dir

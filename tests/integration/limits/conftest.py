@@ -1,12 +1,11 @@
 """Servers, pools and fleets of the limit tests."""
 
-import tempfile
 import uuid
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import pytest
 from clocked_limits import Clock, ClockedLimits
+from fixtures.short_folders import short_folder
 from redis.asyncio import Redis
 
 from benchmarks.limit_fleet import Fleet, PrivateRedis
@@ -19,9 +18,8 @@ from pipeline.limits.store import LimitStore
 @pytest.fixture(scope="session")
 def redis() -> Iterator[PrivateRedis]:
     """The server that all tests share; each has keys of its own."""
-    # Socket paths end at about 100 bytes, so pytest's own folders are too deep.
-    with tempfile.TemporaryDirectory(prefix="lim") as folder:
-        server = PrivateRedis(find_program(), Path(folder))
+    with short_folder() as folder:
+        server = PrivateRedis(find_program(), folder)
         server.start()
         yield server
         server.kill()
@@ -30,8 +28,8 @@ def redis() -> Iterator[PrivateRedis]:
 @pytest.fixture
 def own_redis() -> Iterator[PrivateRedis]:
     """A server that the test may kill."""
-    with tempfile.TemporaryDirectory(prefix="lim") as folder:
-        server = PrivateRedis(find_program(), Path(folder))
+    with short_folder() as folder:
+        server = PrivateRedis(find_program(), folder)
         server.start()
         yield server
         server.kill()
