@@ -19,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 USABLE := $(shell $(BIN)/python -c 'import pip; $(RECENT)' 2>/dev/null && echo yes)
 
 # Test processes at once; further arguments for pytest and for the benchmarks.
-JOBS ?= 6
+JOBS ?= 5
 ARGS ?=
 
 .DEFAULT_GOAL := help

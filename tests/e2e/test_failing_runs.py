@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from fixtures.command_line import questions
 
@@ -64,7 +66,9 @@ def test_a_run_given_up_waiting_for_says_that_its_processes_are_stopped(
     questions(folder / "sums.jsonl", 2)
     base_url = offline_policy("--latency-ms", "60000")
     run = ("run", "sums.jsonl", "--run", "sums", "--base-url", base_url, "--wait-timeout", "1")
+    began = time.monotonic()
     done = rollout.call(*run, "--json", environment={"ROLLOUT_WORKER__DRAIN_S": "0"})
+    assert time.monotonic() - began < 25, "a process had to be killed"
     assert (done.code, done.document["error"]["code"]) == (5, "E140")
     told = done.document["error"]["remedy"]
     assert told.endswith("is stopped. Go on with it: rollout resume sums")

@@ -134,8 +134,7 @@ class LastAcknowledgements(bootsteps.StartStopStep):
 
     def stop(self, parent: Any) -> None:
         """Let no further task start, acknowledge the started ones, return the waiting ones."""
-        with _accept_lock:
-            _is_closing.set()
+        start_no_more()
         if parent.hub is None:
             return
         for pending in parent.hub._pop_ready():
@@ -151,6 +150,12 @@ class LastAcknowledgements(bootsteps.StartStopStep):
             ignore_errors(parent, lambda: _return_waiting(parent.task_consumer))
 
     terminate = stop
+
+
+def start_no_more() -> None:
+    """Let no further task start: its request goes back to the broker, not yet acknowledged."""
+    with _accept_lock:
+        _is_closing.set()
 
 
 def _return_waiting(consumer: Any) -> None:

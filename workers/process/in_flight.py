@@ -24,6 +24,7 @@ class InFlight:
     def __init__(self) -> None:
         self._running: dict[AttemptKey, tuple[Attempt, asyncio.Task[object]]] = {}
         self._handed_back: set[AttemptKey] = set()
+        self._is_stopping = False
         self._recent: set[AttemptKey] = set()
         self._recent_order: deque[AttemptKey] = deque()
         self._started_at: dict[AttemptKey, float] = {}
@@ -38,13 +39,16 @@ class InFlight:
 
     @contextmanager
     def entered(self, attempt: Attempt) -> Iterator[None]:
-        """Hold the attempt while the current task executes it."""
+        """Hold the attempt while the current task executes it; a stopping worker cancels it."""
         key = attempt.request.key
         task = asyncio.current_task()
         assert task is not None
         self._running[key] = (attempt, task)
         self._started_at[key] = asyncio.get_running_loop().time()
         self.unannounced.add(key)
+        if self._is_stopping:
+            self._handed_back.add(key)
+            task.cancel()
         try:
             yield
         finally:
@@ -84,7 +88,8 @@ class InFlight:
         return len(found)
 
     def hand_back_all(self) -> int:
-        """Cancel all attempts; each ends with a `worker_stopped` completion."""
+        """Cancel all attempts, later ones, too; each ends with a `worker_stopped` completion."""
+        self._is_stopping = True
         self._handed_back.update(self._running)
         for _, task in self._running.values():
             task.cancel()

@@ -25,7 +25,12 @@ from pipeline.queue.payloads import open_payloads
 from pipeline.redaction import Redactor, redact_logs
 from pipeline.service import process_id
 from pipeline.settings import Settings
-from workers.process.celery_hooks import BatchedTaskEvents, LastAcknowledgements, ReserveFreePlaces
+from workers.process.celery_hooks import (
+    BatchedTaskEvents,
+    LastAcknowledgements,
+    ReserveFreePlaces,
+    start_no_more,
+)
 from workers.process.endpoints import announced_endpoints
 from workers.process.heartbeats import Heartbeats, RejectedMessages
 from workers.process.loop import LoopThread
@@ -167,6 +172,8 @@ def _drain_on_stop(
     loop: LoopThread, runtime: Runtime, heartbeats: Heartbeats, *, drain_s: float
 ) -> None:
     def hand_back() -> None:
+        # A rollout that is handed back is queued again at once, and this worker may still get it.
+        start_no_more()
         count = loop.call(runtime.in_flight.hand_back_all, timeout_s=5)
         if count:
             log.warning("%d attempts were not done within %g s: handed back.", count, drain_s)

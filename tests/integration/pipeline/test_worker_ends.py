@@ -91,9 +91,10 @@ def test_a_worker_told_to_stop_finishes_what_runs(deployment):
     assert sorted(deployment.said("started")) == labels(3)
 
 
-def test_what_is_not_done_in_time_is_handed_back_and_costs_no_attempt(deployment):
+@pytest.mark.parametrize("drain_s", [0.5, 0])
+def test_what_is_not_done_in_time_is_handed_back_and_costs_no_attempt(deployment, drain_s):
     deployment.start_controller()
-    worker = deployment.start_worker(drain_s=0.5)
+    worker = deployment.start_worker(drain_s=drain_s)
     deployment.submit(3, max_attempts=1)
     deployment.wait_states({"running": 3})
     worker.send(signal.SIGTERM)
