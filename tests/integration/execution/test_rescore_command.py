@@ -65,6 +65,8 @@ def test_what_a_judge_missed_is_scored_when_it_is_back(deployment, cli):
     deployment.start_controller()
     deployment.start_worker()
     deployment.wait_states({"failed": 6})
+    # Its first heartbeat may come later than what it has done.
+    wait_until(lambda: deployment.rows("SELECT * FROM processes WHERE kind = 'worker'"))
     asked = {"run": "job", "reward": "judge"}
     counted = cli("rescore", "job", "--class", "reward_error", "--dry-run")
     assert counted == {**asked, "requested": 6, "dry_run": True}
