@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 
 from workers.sandbox.workspace import Workspace
 
-#: Folders that a command has for itself in memory, if no folder is mounted as its /tmp.
+#: Folders in memory, new for each command; /tmp is one unless a folder is mounted there.
 MEMORY_FOLDERS = ("/tmp", "/dev/shm")
 #: Size of each of them.
 TMP_BYTES = 256 * 1024**2
@@ -73,7 +73,7 @@ def is_within(path: str, folder: str) -> bool:
 
 
 def is_in_memory(path: str) -> bool:
-    """Say whether a path is a memory folder or below one, and so not there before it is mounted."""
+    """Say whether a path is a memory folder or below one, where mounting makes the folders."""
     return any(is_within(path, folder) for folder in MEMORY_FOLDERS)
 
 

@@ -162,7 +162,7 @@ def _make_mount_points(top: Path, view: FileView, targets: Sequence[str]) -> Non
         (top / path.lstrip("/")).symlink_to(target)
     for target in targets:
         if is_in_memory(target):
-            continue  # such a folder is made when the memory is mounted
+            continue  # memory is empty when it is mounted: the mount of such a folder makes it
         is_below_etc = target != "/etc" and is_within(target, "/etc")
         place = (view.etc.parent if is_below_etc else top) / target.lstrip("/")
         if os.path.isdir(target):
